@@ -1,0 +1,96 @@
+"""Frozen settings. Only ``cli`` and ``runtime`` make them; rooms receive them and never read the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What to load and how.
+
+    ``path`` is a GGUF file. ``n_gpu_layers`` < 0 means all.
+    """
+
+    path: Path
+    n_gpu_layers: int = -1
+    use_mmap: bool = True
+    use_mlock: bool = False
+    show_progress: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContextConfig:
+    """The shape of one libllama context.
+
+    ``n_ctx`` counts the KV cells that users may fill, over all slots; 0 means the model's training context.
+    On split KV each row has ``n_ctx / n_slots`` of them, padded up to a multiple of 256.
+    ``n_rows`` is how many rows the context holds; at least ``n_slots``.
+    Cache types are ggml names: f32, f16, bf16, q8_0, q4_0, ...
+    """
+
+    n_ctx: int = 0
+    n_slots: int = 4
+    n_rows: int = 4
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    kv_unified: bool = True
+    flash_attn: bool | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    offload_kqv: bool = True
+    swa_full: bool = False
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How requests are scheduled.
+
+    ``itl_target_ms``: while a slot generates, a step (and so a gap between two tokens) should not exceed it.
+    ``max_queue``: tasks that may wait for a slot; more are refused with 503. ``cache_ram_bytes``: budget of the RAM
+    tier, 0 switches it off, < 0 means no limit. ``min_shared_prefill`` tokens must be missing before a task waits for
+    another slot that computes them.
+    """
+
+    n_slots: int = 4
+    itl_target_ms: float = 250.0
+    max_queue: int = 1024
+    cache_ram_bytes: int = 8192 * MIB
+    cont_batching: bool = True
+    slot_prompt_similarity: float = 0.1
+    min_shared_prefill: int = 32
+    audit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How the HTTP side behaves. Names follow llama-server's flags."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_prefix: str = ""
+    api_keys: tuple[str, ...] = ()
+    alias: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    endpoint_metrics: bool = False
+    endpoint_slots: bool = True
+    endpoint_props: bool = False
+    slots_debug: bool = False
+    cors_origins: str = "*"
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
+    timeout_s: int = 3600
+    sse_ping_interval_s: int = 30
+    always_usage: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    ssl_key_file: Path | None = None
+    ssl_cert_file: Path | None = None

@@ -1,0 +1,98 @@
+"""Every error a user can meet, with the type and code of llama-server's wire format.
+
+CorralError
+├── InvalidRequest        400 invalid_request_error
+│   └── ExceedContext     400 exceed_context_size_error (adds n_prompt_tokens, n_ctx)
+├── AuthenticationError   401 authentication_error
+├── NotFound              404 not_found_error
+├── ServerError           500 server_error
+│   └── DecodeFailed      500 server_error: the forward pass of this task's batch failed
+├── NotSupported          501 not_supported_error
+├── Unavailable           503 unavailable_error (may carry retry_after_s)
+└── LoadError             the model cannot be loaded; never reaches HTTP
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CorralError(Exception):
+    """Base of all errors that are told to a user. ``str(error)`` is the message."""
+
+    code: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    @property
+    def extra(self) -> dict[str, int]:
+        """Further members of the wire format's ``error`` object."""
+        return {}
+
+
+class InvalidRequest(CorralError):
+    """The request is wrong; sending it again will not help."""
+
+    code = 400
+    type = "invalid_request_error"
+
+
+class ExceedContext(InvalidRequest):
+    """The prompt cannot fit, alone, in what a slot may use."""
+
+    type = "exceed_context_size_error"
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
+            "try increasing it"
+        )
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+    @property
+    def extra(self) -> dict[str, int]:
+        return {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+
+
+class AuthenticationError(CorralError):
+    """No API key, or one that is not known."""
+
+    code = 401
+    type = "authentication_error"
+
+
+class NotFound(CorralError):
+    """No such path or object."""
+
+    code = 404
+    type = "not_found_error"
+
+
+class ServerError(CorralError):
+    """Something failed here; the request may have been fine."""
+
+
+class DecodeFailed(ServerError):
+    """The forward pass that held this task's tokens failed."""
+
+
+class NotSupported(CorralError):
+    """This endpoint is switched off, or the model cannot do it."""
+
+    code = 501
+    type = "not_supported_error"
+
+
+class Unavailable(CorralError):
+    """Not now: loading, shutting down, or the queue is full."""
+
+    code = 503
+    type = "unavailable_error"
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LoadError(CorralError):
+    """The model or context cannot be made; the message names the file and the reason."""

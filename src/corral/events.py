@@ -1,0 +1,114 @@
+"""What the engine says about a task. A stream is: at most one Started, any Progress and Chunk, one Finished or Failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from corral.errors import CorralError
+from corral.ids import SlotId, TaskId, Token
+
+
+class StopReason(Enum):
+    """Why generation ended; the value is llama-server's ``stop_type``."""
+
+    NONE = "none"
+    EOS = "eos"
+    WORD = "word"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProbs:
+    """Probabilities at one generated position.
+
+    ``p`` is a log-probability (natural) before sampling, or a probability after it when ``post_sampling``.
+    ``top`` is sorted, most likely first.
+    """
+
+    token: Token
+    p: float
+    top: tuple[tuple[Token, float], ...]
+    post_sampling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Counts and times of one task, in milliseconds. ``n_cached + n_prompt`` is the prompt's length."""
+
+    n_cached: int
+    n_prompt: int
+    prompt_ms: float
+    n_predicted: int
+    predicted_ms: float
+    queue_ms: float = 0.0
+    n_parked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt begins to be processed: a reply may send its status line."""
+
+    task_id: TaskId
+    slot_id: SlotId
+    n_prompt: int
+    n_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prompt tokens in the cache so far (``n_cached`` of them reused), after ``time_ms``."""
+
+    task_id: TaskId
+    n_total: int
+    n_cached: int
+    n_processed: int
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text that is final: whole characters, nothing that could still become a stop string. Never empty text.
+
+    ``tokens`` are those whose text it completes (several when some were held back), ``probs`` theirs if asked for.
+    ``n_decoded`` counts generated tokens up to the last of them.
+    """
+
+    task_id: TaskId
+    text: str
+    tokens: tuple[Token, ...]
+    n_decoded: int
+    timings: Timings
+    probs: tuple[TokenProbs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a task that worked. ``tokens`` and ``probs`` are all generated ones, ``text`` the whole text.
+
+    ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full.
+    """
+
+    task_id: TaskId
+    slot_id: SlotId
+    reason: StopReason
+    stopping_word: str
+    text: str
+    tokens: tuple[Token, ...]
+    probs: tuple[TokenProbs, ...]
+    timings: Timings
+    n_tokens_cached: int
+    truncated: bool
+    has_new_line: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a task that did not work."""
+
+    task_id: TaskId
+    error: CorralError
+
+
+Event = Started | Progress | Chunk | Finished | Failed

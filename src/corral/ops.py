@@ -1,0 +1,63 @@
+"""The only ways to touch a KV cache, as values. The real context, the fake, the ledger and its fork understand them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.ids import RowId, SnapshotId, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Keep positions [0, n) of the row, drop the rest. n = 0 empties it."""
+
+    row: RowId
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Make ``dst`` (emptied first) hold positions [0, n) of ``src`` by sharing cells. Only where cells are shared."""
+
+    src: RowId
+    dst: RowId
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Keep the whole row as bytes under ``snapshot``. The row stays."""
+
+    row: RowId
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make ``row`` (emptied first) hold what ``snapshot`` holds. The snapshot stays."""
+
+    snapshot: SnapshotId
+    row: RowId
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a snapshot."""
+
+    snapshot: SnapshotId
+
+
+Op = Trim | Copy | Save | Load | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one row to compute, at positions [pos0, pos0 + len(tokens)).
+
+    ``n_outputs`` of the last positions give logits: 0 or 1 for completion.
+    """
+
+    row: RowId
+    pos0: int
+    tokens: tuple[Token, ...]
+    n_outputs: int = 0

@@ -1,0 +1,192 @@
+"""The doors between the engine and what computes: implemented by ``llama`` (libllama) and by ``sim`` (the fake)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+
+from corral.ids import RowId, Token
+from corral.ops import Copy, Span, Trim
+from corral.tasks import Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Logits = NDArray[np.float32]
+
+
+class Rollback(Enum):
+    """How far a row can be cut back."""
+
+    ANY = auto()
+    BOUNDED = auto()
+    WHOLE_ROW = auto()
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraits:
+    """What a context's memory can do and what it holds. Read at load, not from names.
+
+    ``n_cells``: cells in the whole pool. ``n_cells_row``: the most cells one row may use (on split KV its stream's
+    size, on unified KV ``n_cells``). ``shared_cells``: rows can share cells by Copy (unified KV); else a prefix travels
+    as bytes. ``n_streams``: pools of the attention kernel (1 on unified KV, n_rows on split). ``bytes_per_token``: of a
+    saved row, about.
+    """
+
+    n_cells: int
+    n_cells_row: int
+    n_rows: int
+    n_streams: int
+    n_batch: int
+    n_ubatch: int
+    shared_cells: bool
+    can_shift: bool = True
+    rollback: Rollback = Rollback.ANY
+    window: int = 0
+    window_cells: int = 0
+    whole_copy_only: bool = False
+    bytes_per_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model says of itself. Token fields are None where the vocabulary has none.
+
+    ``meta`` holds the GGUF's scalar key-values as text. ``eog_tokens`` end a generation.
+    """
+
+    name: str
+    path: str
+    description: str
+    ftype: str
+    n_vocab: int
+    vocab_type: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    n_bytes: int
+    bos_token: Token | None
+    eos_token: Token | None
+    add_bos: bool
+    eog_tokens: frozenset[Token]
+    chat_template: str | None
+    meta: dict[str, str]
+
+
+class DecodeStatus(Enum):
+    """What became of a forward pass.
+
+    NO_ROOM and INVALID left memory as it was. After ABORTED and FAILED some of the batch may have been stored: the
+    caller re-reads ``bounds`` of its rows and trims. No logits can be read unless OK.
+    """
+
+    OK = auto()
+    NO_ROOM = auto()
+    INVALID = auto()
+    ABORTED = auto()
+    FAILED = auto()
+
+
+class Context(Protocol):
+    """A KV cache and the forward pass over it. Used by one thread. It checks every call and never aborts the process.
+
+    Programmer errors (row out of range, Copy of part of a row where ``shared_cells`` is false, a span that does not
+    start at the row's end, too many tokens) raise ``ValueError`` and change nothing.
+    """
+
+    @property
+    def traits(self) -> MemoryTraits: ...
+
+    def apply(self, op: Trim | Copy) -> None:
+        """Change which cells belong to which row."""
+        ...
+
+    def decode(self, spans: Sequence[Span]) -> DecodeStatus:
+        """Compute spans, at most ``n_batch`` tokens in all, each row at most once, in the order given."""
+        ...
+
+    def logits(self) -> Logits:
+        """(n_outputs, n_vocab) of the last successful decode, in span order. A view, valid until the next decode."""
+        ...
+
+    def bounds(self, row: RowId) -> tuple[int, int]:
+        """Positions [first, end) held by the row; (0, 0) when empty."""
+        ...
+
+    def save(self, row: RowId) -> bytes:
+        """The row's whole state."""
+        ...
+
+    def load(self, row: RowId, data: bytes) -> bool:
+        """Replace the row by saved state. False (wrong bytes or no room): the row is empty now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A sampled token. ``top`` and ``p`` only if probabilities were asked for: as in ``events.TokenProbs``."""
+
+    token: Token
+    p: float = 0.0
+    top: tuple[tuple[Token, float], ...] = ()
+
+
+class Sampler(Protocol):
+    """A task's own way to draw tokens, with its own history and random numbers."""
+
+    def pick(self, logits: Logits) -> Picked:
+        """Draw from one row, shape (n_vocab,), and remember the token in the history."""
+        ...
+
+    def feed(self, tokens: Sequence[Token]) -> None:
+        """Add prompt tokens to the history of penalties (not to a grammar)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. Safe to use from several threads at once."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[Token]:
+        """``add_special`` adds BOS where the vocabulary wants it; ``parse_special`` reads control tokens in text."""
+        ...
+
+    def piece(self, token: Token, *, special: bool) -> bytes:
+        """The token's bytes, maybe part of a character; empty for control tokens unless ``special``."""
+        ...
+
+    def detokenize(self, tokens: Sequence[Token], *, special: bool) -> str:
+        """The text of tokens; bad UTF-8 becomes U+FFFD."""
+        ...
+
+
+class Model(Protocol):
+    """Loaded weights and their vocabulary."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> Sampler:
+        """libllama's full chain. Raises InvalidRequest if the settings or the grammar do not compile."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time as the engine sees it; virtual under the fake."""
+
+    def now_ms(self) -> float: ...

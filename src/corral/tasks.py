@@ -1,0 +1,120 @@
+"""What is asked of the engine: one frozen value for each completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from corral.ids import CacheKey, SlotId, TaskId, Token
+
+
+class TaskKind(Enum):
+    """All kinds of task. Those that change something go through the inbox; pure reads are answered from a snapshot."""
+
+    COMPLETION = auto()
+    EMBEDDING = auto()
+    RERANK = auto()
+    DECISION = auto()
+    INFILL = auto()
+    CANCEL = auto()
+    CONTROL = auto()
+    NEXT_RESPONSE = auto()
+    METRICS = auto()
+    SLOT_GET = auto()
+    SLOT_SAVE = auto()
+    SLOT_RESTORE = auto()
+    SLOT_ERASE = auto()
+    GET_LORA = auto()
+    SET_LORA = auto()
+
+
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""llama-server's default order ``edskypmxt``."""
+
+DEFAULT_DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from a row of logits. Names, defaults and meanings are llama-server's.
+
+    ``seed`` None draws a random one when the task starts. ``logit_bias`` pairs are (token, bias); -inf bans.
+    ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token.
+    """
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = DEFAULT_DRY_BREAKERS
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    seed: int | None = None
+    min_keep: int = 0
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    logit_bias: tuple[tuple[Token, float], ...] = ()
+    ignore_eos: bool = False
+    grammar: str = ""
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When generation ends besides an end-of-generation token.
+
+    ``n_predict``: tokens to generate; < 0 means up to the context; 0 means none (the prompt is still computed).
+    ``stop``: the text ends before the first of these. ``n_indent``: end when a line is indented less (0 off).
+    ``t_max_predict_ms``: acts when a newline was generated (< 0 off).
+    """
+
+    n_predict: int = -1
+    stop: tuple[str, ...] = ()
+    n_indent: int = 0
+    t_max_predict_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """One completion of one prompt.
+
+    ``parent``: with n > 1 the id of the first sibling, whose prompt this one shares; siblings are submitted together
+    and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
+    offers a prefix. ``special`` prints control tokens as text; those in ``preserved_tokens`` are always printed.
+    """
+
+    id: TaskId
+    prompt: tuple[Token, ...]
+    kind: TaskKind = TaskKind.COMPLETION
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    cache_key: CacheKey = CacheKey("")
+    cache_prompt: bool = True
+    id_slot: SlotId | None = None
+    index: int = 0
+    parent: TaskId | None = None
+    return_progress: bool = False
+    special: bool = False
+    preserved_tokens: frozenset[Token] = frozenset()
+    request_id: str = ""
+
+
+TaskGroup = tuple[Task, ...]
+"""A parent and its siblings: admitted together or not at all."""
