@@ -1,0 +1,244 @@
+"""The ledger: which tokens are in which cells of which row, which are kept as bytes, and who has leased what.
+
+It records what happened and answers questions; it decides nothing. The engine keeps one, the planner works on a fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from corral.engine.cells import Cells
+from corral.engine.radix import Level, RadixTree
+from corral.ids import CacheKey, RowId, SnapshotId, Token
+from corral.ops import Copy, Drop, Load, Op, Save, Trim
+from corral.ports import MemoryTraits
+
+
+class Tier(Enum):
+    """Where a prefix is kept."""
+
+    ROW = "row"
+    RAM = "ram"
+
+
+class Holder(NamedTuple):
+    """One place that keeps one sequence: a row of the context or a snapshot in RAM."""
+
+    tier: Tier
+    id: int
+
+
+def row_holder(row: RowId) -> Holder:
+    return Holder(Tier.ROW, row)
+
+
+def ram_holder(snapshot: SnapshotId) -> Holder:
+    return Holder(Tier.RAM, snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a row. Good until released; ``serial`` tells an old one from a new one."""
+
+    row: RowId
+    serial: int
+
+
+class StaleLease(Exception):
+    """A lease that was released before, or never given."""
+
+
+class KvLedger:
+    """Rows, snapshots, leases and recency over one context's memory.
+
+    ``version`` changes with every op that takes something away, so that readers know when to look again.
+    """
+
+    def __init__(self, traits: MemoryTraits) -> None:
+        self.traits = traits
+        self.version = 0
+        self._tree: RadixTree[Holder] = RadixTree()
+        self._cells = Cells()
+        self._leases: dict[RowId, Lease] = {}
+        self._serial = 0
+        self._tick = 0
+        self._used_at: dict[Holder, int] = {}
+        self._snapshot_bytes: dict[SnapshotId, int] = {}
+        self.rent_ms: dict[RowId, float] = {}
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    def match(self, key: CacheKey, tokens: Sequence[Token]) -> list[Level[Holder]]:
+        """Who holds beginnings of ``tokens``, shortest first."""
+        return self._tree.match(key, tokens)
+
+    def length(self, row: RowId) -> int:
+        return self._cells.length(row)
+
+    def tokens(self, row: RowId) -> list[Token]:
+        return self._tree.tokens(row_holder(row))
+
+    def key(self, row: RowId) -> CacheKey:
+        """Raises KeyError for an empty row."""
+        return self._tree.key(row_holder(row))
+
+    def snapshot_length(self, snapshot: SnapshotId) -> int:
+        return self._tree.length(ram_holder(snapshot))
+
+    def exclusive(self, row: RowId) -> int:
+        """Cells that only this row holds."""
+        return self._cells.exclusive(row)
+
+    @property
+    def n_used(self) -> int:
+        """Cells in use, each counted once."""
+        return self._cells.n_used
+
+    @property
+    def n_leased_cells(self) -> int:
+        """Cells that busy rows hold."""
+        return self.n_used - self._cells.freed_by(set(self.cold_rows()))
+
+    def n_reclaimable(self) -> int:
+        """Cells that dropping every cold row would free."""
+        return self._cells.freed_by(set(self.cold_rows()))
+
+    def n_free(self, row: RowId) -> int:
+        """Cells the row may still take without anything being dropped."""
+        if self.traits.shared_cells:
+            return self.traits.n_cells - self.n_used
+        return self.traits.n_cells_row - self.length(row)
+
+    def is_leased(self, row: RowId) -> bool:
+        return row in self._leases
+
+    def leased_rows(self) -> list[RowId]:
+        return sorted(self._leases)
+
+    def rows(self) -> Iterator[RowId]:
+        return (RowId(i) for i in range(self.traits.n_rows))
+
+    def cold_rows(self) -> list[RowId]:
+        """Rows that hold something and are not leased, least recently used first."""
+        cold = [row for row in self.rows() if row not in self._leases and self._cells.length(row)]
+        return sorted(cold, key=lambda row: self._used_at.get(row_holder(row), 0))
+
+    def empty_rows(self) -> list[RowId]:
+        """Rows without tokens that are not leased, in ascending order."""
+        return [row for row in self.rows() if row not in self._leases and not self._cells.length(row)]
+
+    def used_at(self, holder: Holder) -> int:
+        """A tick that grows with use; 0 if never used."""
+        return self._used_at.get(holder, 0)
+
+    def snapshots(self) -> list[SnapshotId]:
+        """All snapshots, least recently used first."""
+        return sorted(self._snapshot_bytes, key=lambda s: self._used_at.get(ram_holder(s), 0))
+
+    def snapshot_bytes(self, snapshot: SnapshotId) -> int:
+        return self._snapshot_bytes[snapshot]
+
+    @property
+    def total_snapshot_bytes(self) -> int:
+        return sum(self._snapshot_bytes.values())
+
+    def is_redundant(self, holder: Holder) -> bool:
+        """Whether another holder keeps all of this one's tokens (rows count only while nobody may write them)."""
+        tokens = self._tree.tokens(holder)
+        if not tokens:
+            return True
+        last = self._tree.match(self._tree.key(holder), tokens)[-1]
+        return any(h != holder and not (h.tier is Tier.ROW and RowId(h.id) in self._leases) for h in last.holders)
+
+    # --- what happened ---------------------------------------------------------------------------------------------
+
+    def lease(self, row: RowId) -> Lease:
+        """Raises ValueError if the row is leased already."""
+        if row in self._leases:
+            raise ValueError(f"row {row} is leased already")
+        self._serial += 1
+        self._leases[row] = lease = Lease(row, self._serial)
+        self.rent_ms.pop(row, None)
+        self.touch(row_holder(row))
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """The row keeps its tokens and turns cold. Raises StaleLease and changes nothing if it is not the current one."""
+        if self._leases.get(lease.row) != lease:
+            raise StaleLease(f"{lease} is not the lease of row {lease.row}")
+        del self._leases[lease.row]
+        self.touch(row_holder(lease.row))
+
+    def touch(self, holder: Holder) -> None:
+        """The holder was used now."""
+        self._tick += 1
+        self._used_at[holder] = self._tick
+
+    def extend(self, row: RowId, key: CacheKey, tokens: Sequence[Token]) -> None:
+        """The row computed these tokens at its end, in fresh cells."""
+        self._tree.extend(row_holder(row), key, tokens)
+        self._cells.extend(row, len(tokens))
+
+    def apply(self, op: Op, n_bytes: int = 0) -> None:
+        """An op was carried out. ``n_bytes`` is the size of what a Save stored."""
+        match op:
+            case Trim(row, n):
+                self._trim(row, n)
+            case Copy(src, dst, n):
+                self._trim(dst, 0)
+                self._tree.copy(row_holder(src), row_holder(dst), n)
+                self._cells.share(src, dst, n)
+                self.touch(row_holder(src))
+            case Save(row, snapshot):
+                n = self._tree.length(row_holder(row))
+                self._tree.copy(row_holder(row), ram_holder(snapshot), n)
+                self._snapshot_bytes[snapshot] = n_bytes
+                self._used_at[ram_holder(snapshot)] = self.used_at(row_holder(row))
+            case Load(snapshot, row):
+                self._trim(row, 0)
+                n = self._tree.length(ram_holder(snapshot))
+                self._tree.copy(ram_holder(snapshot), row_holder(row), n)
+                self._cells.extend(row, n)
+                self.touch(ram_holder(snapshot))
+            case Drop(snapshot):
+                self._tree.drop(ram_holder(snapshot))
+                self._snapshot_bytes.pop(snapshot, None)
+                self._used_at.pop(ram_holder(snapshot), None)
+                self.version += 1
+
+    def _trim(self, row: RowId, n: int) -> None:
+        if n < self._cells.length(row):
+            self.version += 1
+        self._tree.trim(row_holder(row), n)
+        self._cells.trim(row, n)
+        if n == 0:
+            self.rent_ms.pop(row, None)
+
+    def fork(self) -> KvLedger:
+        """An independent copy, for planning."""
+        other = KvLedger(self.traits)
+        other.version, other._serial, other._tick = self.version, self._serial, self._tick
+        other._tree = self._tree.fork()
+        other._cells = self._cells.fork()
+        other._leases = dict(self._leases)
+        other._used_at = dict(self._used_at)
+        other._snapshot_bytes = dict(self._snapshot_bytes)
+        other.rent_ms = dict(self.rent_ms)
+        return other
+
+    def check(self) -> None:
+        """Raise AssertionError if tree, cells, leases and budget disagree."""
+        self._tree.check()
+        self._cells.check()
+        for row in self.rows():
+            assert self._tree.length(row_holder(row)) == self._cells.length(row), f"row {row}: tree and cells differ"
+            assert self._cells.length(row) <= self.traits.n_cells_row, f"row {row} is longer than a row can be"
+            lease = self._leases.get(row)
+            assert lease is None or lease.row == row, f"row {row} has the lease of another"
+        if self.traits.shared_cells:
+            assert self.n_used <= self.traits.n_cells, f"{self.n_used} of {self.traits.n_cells} cells used"
+        for snapshot in self._snapshot_bytes:
+            assert self._tree.length(ram_holder(snapshot)), f"snapshot {snapshot} holds no tokens"
