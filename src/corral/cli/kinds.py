@@ -1,0 +1,187 @@
+"""How the value of a flag is written: each kind turns text into a value or says why not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from corral.errors import LoadError
+
+TRUE_WORDS = frozenset({"1", "true", "on", "enabled", "yes"})
+FALSE_WORDS = frozenset({"0", "false", "off", "disabled", "no"})
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``metavar`` stands for the value in the help; ``read`` raises ValueError, or LoadError for a file."""
+
+    metavar: str
+    read: Callable[[str], Any]
+
+
+def integer(low: int | None = None, high: int | None = None, metavar: str = "N") -> Kind:
+    """A whole number, ``low`` <= n <= ``high``."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+        return _in_range(value, low, high)
+
+    return Kind(metavar, read)
+
+
+def number(low: float | None = None, high: float | None = None) -> Kind:
+    """A finite number, ``low`` <= x <= ``high``."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not isfinite(value):
+            raise ValueError(f"{text!r} is not a finite number")
+        return _in_range(value, low, high)
+
+    return Kind("X", read)
+
+
+def _in_range(value: N, low: N | None, high: N | None) -> N:
+    if low is not None and value < low:
+        raise ValueError(f"{value} is too small (at least {low})")
+    if high is not None and value > high:
+        raise ValueError(f"{value} is too large (at most {high})")
+    return value
+
+
+def choice(*words: str, metavar: str = "") -> Kind:
+    """One of ``words``."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
+        return text
+
+    return Kind(metavar or "{" + ",".join(words) + "}", read)
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise ValueError(f"{text!r} is not a switch (use on or off)")
+    return word in TRUE_WORDS
+
+
+def _layers(text: str) -> int:
+    return -1 if text in ("auto", "all") else int(integer().read(text))
+
+
+def _file_text(text: str) -> str:
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise LoadError(f"cannot read {text}: it is not UTF-8 text") from None
+    except OSError as error:
+        raise LoadError(f"cannot read {text}: {error.strerror}") from None
+
+
+def _existing(text: str) -> Path:
+    if not Path(text).is_file():
+        raise LoadError(f"cannot read {text}: No such file")
+    return Path(text)
+
+
+def _key_lines(text: str) -> tuple[str, ...]:
+    lines = (line.strip() for line in _file_text(text).splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise LoadError(f"{text} holds no API key")
+    return keys
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+)([+-](?:inf|[0-9.]+))", text)
+    if not match:
+        raise ValueError(f"{text!r} is not TOKEN_ID+BIAS or TOKEN_ID-BIAS")
+    return int(match[1]), float(match[2])
+
+
+_SAMPLERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+_SAMPLER_ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "top_nsigma": "top_n_sigma", "temp": "temperature"}
+
+
+def _sampler_names(text: str) -> tuple[str, ...]:
+    names = (part.strip().lower().replace("-", "_") for part in text.split(";") if part.strip())
+    known = tuple(_SAMPLER_ALIASES.get(name, name) for name in names)
+    for name in known:
+        if name not in _SAMPLERS.values():
+            raise ValueError(f"no sampler is called {name!r}")
+    return known
+
+
+def _sampler_letters(text: str) -> tuple[str, ...]:
+    for letter in text:
+        if letter not in _SAMPLERS:
+            raise ValueError(f"no sampler has the letter {letter!r}")
+    return tuple(_SAMPLERS[letter] for letter in text)
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "'": "'", "\\": "\\"}
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"""\\([ntr"'\\])""", lambda match: _ESCAPES[match[1]], text)
+
+
+SWITCH = Kind("", _switch)
+ON_OFF_AUTO = choice("on", "off", "auto")
+CACHE_TYPE = choice("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", metavar="TYPE")
+LOAD_MODE = choice("auto", "none", "mmap", "mlock", "mmap+mlock", metavar="MODE")
+TEXT = Kind("TEXT", str)
+LIST = Kind("A,B,...", _list)
+ESCAPED = Kind("TEXT", _unescaped)
+PATH = Kind("FILE", Path)
+EXISTING = Kind("FILE", _existing)
+FILE_TEXT = Kind("FILE", _file_text)
+KEY_FILE = Kind("FILE", _key_lines)
+LAYERS = Kind("{N,auto,all}", _layers)
+JSON_OBJECT = Kind("JSON", _json_object)
+BIAS = Kind("TOKEN(+/-)BIAS", _bias)
+SAMPLER_NAMES = Kind("A;B;...", _sampler_names)
+SAMPLER_LETTERS = Kind("LETTERS", _sampler_letters)
+INT = integer()
+COUNT = integer(0)

@@ -1,0 +1,50 @@
+"""The program ``corral``: picks the command and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from corral.cli.help import help_text
+from corral.cli.parse import UsageError
+from corral.errors import CorralError
+
+HELP_FLAGS = frozenset({"-h", "--help", "--usage"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Exit code: 0 done, 1 it failed, 2 the command line is wrong."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except UsageError as error:
+        print(f"error: {error}\nSee corral --help.", file=sys.stderr)
+        return 2
+    except CorralError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("serve", words)
+    if command == "bench":
+        from corral.bench import main as bench
+
+        return bench(rest)
+    if command == "version" or rest[:1] == ["--version"]:
+        from corral.cli.commands.version import version
+
+        return version()
+    if command == "help" or HELP_FLAGS.intersection(rest):
+        print(help_text(), end="")
+        return 0
+    if command != "serve":
+        raise UsageError(f"unknown command {command!r} (serve, bench or version)")
+    from corral.cli.commands.serve import serve
+
+    return serve(rest, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
