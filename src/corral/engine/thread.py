@@ -65,6 +65,10 @@ class TaskStream:
     async def __anext__(self) -> Event:
         raise NotImplementedError
 
+    async def batch(self) -> list[Event]:
+        """All events that are there, waiting for at least one; empty when every task has ended or was cancelled."""
+        raise NotImplementedError
+
     def cancel(self) -> None:
         """Cancel what is not finished; synchronous, from the loop's thread."""
         raise NotImplementedError
