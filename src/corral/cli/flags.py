@@ -70,7 +70,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("-t --threads", k.INT, -1, "threads for generation; below 1: the cores", "THREADS"),
         _flag("-tb --threads-batch", k.INT, -1, "threads for prompts; below 1: as -t"),
         _flag("-fa --flash-attn", k.ON_OFF_AUTO, "auto", "flash attention", "FLASH_ATTN"),
-        _flag("-ctk --cache-type-k", k.CACHE_TYPE, "f16", "type of K (f32, f16, bf16, q8_0, q4_0, ...)", "CACHE_TYPE_K"),
+        _flag("-ctk --cache-type-k", k.CACHE_TYPE, "f16", "type of K (f32, f16, q8_0, q4_0, ...)", "CACHE_TYPE_K"),
         _flag("-ctv --cache-type-v", k.CACHE_TYPE, "f16", "type of V, as for K", "CACHE_TYPE_V"),
         _flag("-kvo --kv-offload !-nkvo !--no-kv-offload", k.SWITCH, True, "KV cache on the GPU", "KV_OFFLOAD"),
         _flag("-ngl --gpu-layers --n-gpu-layers", k.LAYERS, -1, "layers on the GPU", "N_GPU_LAYERS"),
