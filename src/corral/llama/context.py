@@ -1,0 +1,225 @@
+"""Owns one libllama context: the KV cache and the forward pass. Checks every call, because libllama aborts on bad ones."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from corral.config import ContextConfig
+from corral.errors import LoadError
+from corral.ids import RowId
+from corral.llama import library
+from corral.llama.batch import Batch
+from corral.llama.shape import context_params, read_traits
+from corral.ops import Copy, Span, Trim
+from corral.ports import DecodeStatus, MemoryTraits, Rollback
+
+if TYPE_CHECKING:
+    from corral.ports import Logits
+
+_STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED, -1: DecodeStatus.INVALID}
+_UNCHANGED = (DecodeStatus.NO_ROOM, DecodeStatus.INVALID)
+_new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_byte_pointer = ctypes.POINTER(ctypes.c_uint8)
+
+
+class LlamaContext:
+    """Implements ``ports.Context``. Used by one thread, but for ``request_abort``."""
+
+    def __init__(self, model: Any, config: ContextConfig) -> None:
+        """``model`` is libllama's handle and must outlive this. Raises LoadError."""
+        self._abort = AbortFlag()
+        params = context_params(model, config, self._abort.callback, self._abort.data)
+        with library.start().collect() as lines:
+            self._handle = lib.llama_init_from_model(model, params)
+        if not self._handle:
+            raise LoadError(f"cannot make a context: {library.reason(lines, 'libllama gave no reason')}")
+        self._memory = lib.llama_get_memory(self._handle)
+        self._n_outputs_max = int(params.n_outputs_max)
+        self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        self._traits = read_traits(model, self._handle, config)
+        self._batch = Batch(self._traits.n_batch)
+        self._ends = [0] * self._traits.n_rows
+        self._n_readable = -1
+
+    @property
+    def traits(self) -> MemoryTraits:
+        return self._traits
+
+    def apply(self, op: Trim | Copy) -> None:
+        self._check_open()
+        match op:
+            case Trim(row, n):
+                self._check_prefix(row, n)
+                self._trim(row, n)
+            case Copy(src, dst, n):
+                self._check_copy(src, dst, n)
+                self._trim(dst, 0)
+                if n:
+                    lib.llama_memory_seq_cp(self._memory, src, dst, 0, n)
+                self._ends[dst] = n
+
+    def decode(self, spans: Sequence[Span]) -> DecodeStatus:
+        self._check_open()
+        self._check_spans(spans)
+        self._n_readable = -1
+        try:
+            self._batch.fill(spans)
+        except OverflowError:  # a token beyond 32 bits; smaller bad tokens are found by libllama
+            return DecodeStatus.INVALID
+        status = _STATUS.get(lib.llama_decode(self._handle, self._batch.raw), DecodeStatus.FAILED)
+        self._abort.clear()
+        if status is DecodeStatus.OK:
+            self._n_readable = self._batch.n_outputs
+            for span in spans:
+                self._ends[span.row] = span.pos0 + len(span.tokens)
+        elif status not in _UNCHANGED:
+            for span in spans:
+                self._ends[span.row] = self.bounds(span.row)[1]
+        return status
+
+    def logits(self) -> Logits:
+        """Raises ValueError after a decode that failed, and before the first."""
+        if self._n_readable < 0:
+            raise ValueError("there are no logits: the last decode did not succeed")
+        if self._n_readable == 0:
+            return np.empty((0, self._n_vocab), np.float32)
+        first = library.address(lib.llama_get_logits(self._handle))
+        values = (ctypes.c_float * (self._n_readable * self._n_vocab)).from_address(first)
+        return np.frombuffer(values, np.float32).reshape(self._n_readable, self._n_vocab)
+
+    def bounds(self, row: RowId) -> tuple[int, int]:
+        self._check_row(row)
+        end = lib.llama_memory_seq_pos_max(self._memory, row) + 1
+        return (lib.llama_memory_seq_pos_min(self._memory, row), end) if end else (0, 0)
+
+    def save(self, row: RowId) -> bytes:
+        """Raises MemoryError if libllama cannot write the state."""
+        self._check_row(row)
+        n_bytes = lib.llama_state_seq_get_size(self._handle, row)
+        # Written in place while nobody else has seen the object: states are megabytes, a second copy would double the cost.
+        data: bytes = _new_bytes(None, n_bytes)
+        if lib.llama_state_seq_get_data(self._handle, _pointer(data), n_bytes, row) != n_bytes:
+            raise MemoryError(f"the state of row {row} cannot be saved")
+        return data
+
+    def load(self, row: RowId, data: bytes) -> bool:
+        self._check_row(row)
+        self._trim(row, 0)
+        with library.start().collect():
+            loaded = lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row) == len(data)
+        if not loaded:
+            self._trim(row, 0)
+        self._ends[row] = self.bounds(row)[1]
+        return loaded
+
+    def warmup(self) -> None:
+        """Run one token to fault in weights and allocate buffers. Empties every row."""
+        self._check_open()
+        self._clear()
+        lib.llama_set_warmup(self._handle, True)
+        try:
+            self.decode((Span(RowId(0), 0, (0,)),))
+            lib.llama_synchronize(self._handle)
+        finally:
+            lib.llama_set_warmup(self._handle, False)
+            self._clear()
+
+    def request_abort(self) -> None:
+        """Make the running forward pass, or else the next one, end as ABORTED. From any thread; CPU backends only."""
+        self._abort.set()
+
+    def close(self) -> None:
+        """Free the cache. May be called twice."""
+        if self._handle:
+            lib.llama_free(self._handle)
+            self._handle = None
+            self._n_readable = -1
+
+    def _clear(self) -> None:
+        lib.llama_memory_clear(self._memory, True)
+        self._ends = [0] * self._traits.n_rows
+
+    def _trim(self, row: RowId, n: int) -> None:
+        if not lib.llama_memory_seq_rm(self._memory, row, n or -1, -1):
+            raise ValueError(f"row {row} cannot be cut back to {n}")
+        self._ends[row] = n
+
+    def _check_open(self) -> None:
+        if not self._handle:
+            raise ValueError("the context is closed")
+
+    def _check_row(self, row: RowId) -> None:
+        self._check_open()
+        if not 0 <= row < len(self._ends):
+            raise ValueError(f"row {row} is not in 0..{len(self._ends) - 1}")
+
+    def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
+        self._check_row(dst)
+        self._check_prefix(src, n)
+        if not self._traits.shared_cells:
+            raise ValueError("rows of split KV cannot share cells")
+        if src == dst:
+            raise ValueError(f"row {src} cannot be copied onto itself")
+
+    def _check_prefix(self, row: RowId, n: int) -> None:
+        """That the row can stand for its first n positions alone."""
+        self._check_row(row)
+        end = self._ends[row]
+        if not 0 <= n <= end:
+            raise ValueError(f"row {row} holds {end} positions, not {n}")
+        if n in (0, end) or self._traits.rollback is Rollback.ANY:
+            return
+        if self._traits.rollback is not Rollback.BOUNDED:
+            raise ValueError(f"row {row} can only be kept whole ({end} positions) or dropped, not cut at {n}")
+        first = self.bounds(row)[0]
+        if first > max(0, n - self._traits.window):
+            raise ValueError(f"row {row} has lost positions before {first} and cannot be cut at {n}")
+
+    def _check_spans(self, spans: Sequence[Span]) -> None:
+        n_tokens = n_outputs = 0
+        rows = set()
+        for span in spans:
+            row, n = span.row, len(span.tokens)
+            if not 0 <= row < len(self._ends) or row in rows:
+                raise ValueError(f"row {row} is named twice or not in 0..{len(self._ends) - 1}")
+            if span.pos0 != self._ends[row]:
+                raise ValueError(f"a span of row {row} starts at {span.pos0}, the row ends at {self._ends[row]}")
+            if not n or not 0 <= span.n_outputs <= n:
+                raise ValueError(f"a span of row {row} has {n} tokens and {span.n_outputs} outputs")
+            rows.add(row)
+            n_tokens += n
+            n_outputs += span.n_outputs
+        if not 0 < n_tokens <= self._batch.capacity:
+            raise ValueError(f"{n_tokens} tokens in one decode; 1..{self._batch.capacity} are possible")
+        if n_outputs > self._n_outputs_max:
+            raise ValueError(f"{n_outputs} outputs in one decode; at most {self._n_outputs_max} are possible")
+
+
+class AbortFlag:
+    """A flag that libllama polls between the nodes of a graph without entering Python.
+
+    libc's ``strlen`` is the callback and the flag a C string: "" says go on, one character says stop. A Python
+    callback would take the interpreter lock at every node.
+    """
+
+    def __init__(self) -> None:
+        self._text = (ctypes.c_char * 2)()
+        self.data = ctypes.addressof(self._text)
+        self.callback = ctypes.cast(ctypes.CDLL(None).strlen, lib.ggml_abort_callback)
+
+    def set(self) -> None:
+        self._text[0] = b"!"
+
+    def clear(self) -> None:
+        self._text[0] = b"\0"
+
+
+def _pointer(data: bytes) -> Any:
+    return ctypes.cast(ctypes.c_char_p(data), _byte_pointer)

@@ -1,0 +1,147 @@
+"""Owns loaded weights: opens a GGUF file, tells what it says of itself, makes contexts and samplers over it."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from corral.config import ContextConfig, ModelConfig
+from corral.errors import LoadError
+from corral.ids import Token
+from corral.llama import library
+from corral.llama.context import LlamaContext
+from corral.llama.sampler import SamplerChain
+from corral.llama.tokenizer import LlamaTokenizer
+from corral.ports import ModelInfo
+from corral.tasks import Sampling
+
+_MAGIC = b"GGUF"
+
+
+class LlamaModel:
+    """Weights in memory. Closing it closes its contexts; its samplers must be closed before."""
+
+    def __init__(self, handle: Any, path: Path) -> None:
+        self._handle = handle
+        self._vocab = lib.llama_model_get_vocab(handle)
+        self._contexts: weakref.WeakSet[LlamaContext] = weakref.WeakSet()
+        self._tokenizer = LlamaTokenizer(self._vocab)
+        self._info = _read_info(handle, self._vocab, path)
+
+    @classmethod
+    def load(cls, config: ModelConfig, on_progress: Callable[[float], None] | None = None) -> LlamaModel:
+        """Load ``config.path``; ``on_progress`` hears fractions 0..1. Raises LoadError with one line."""
+        path = config.path
+        _check_file(path)
+        router = library.start()
+        failures: list[BaseException] = []
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = config.n_gpu_layers
+        params.load_mode = _load_mode(config)
+        params.progress_callback = library.progress_callback(on_progress, failures)
+        with router.collect() as lines:
+            handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if failures:
+            lib.llama_model_free(handle)
+            raise failures[0]
+        if not handle:
+            raise LoadError(f"cannot load {path}: {library.reason(lines, 'libllama gave no reason')}")
+        return cls(handle, path)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def tokenizer(self) -> LlamaTokenizer:
+        return self._tokenizer
+
+    def new_context(self, config: ContextConfig) -> LlamaContext:
+        """A KV cache over these weights. Raises LoadError if libllama cannot make it."""
+        context = LlamaContext(self._handle, config)
+        self._contexts.add(context)
+        return context
+
+    def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SamplerChain:
+        return SamplerChain(self._vocab, self._info, sampling, seed, n_ctx_train)
+
+    def close(self) -> None:
+        """Free contexts and weights. May be called twice."""
+        for context in list(self._contexts):
+            context.close()
+        if self._handle:
+            lib.llama_model_free(self._handle)
+            self._handle = None
+
+
+def _check_file(path: Path) -> None:
+    """libllama's own words for these cases are obscure."""
+    if path.is_dir():
+        raise LoadError(f"cannot load {path}: it is a directory, not a GGUF file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise LoadError(f"cannot load {path}: no such file") from None
+    except OSError as error:
+        raise LoadError(f"cannot load {path}: {error.strerror}") from None
+    if magic != _MAGIC:
+        raise LoadError(f"cannot load {path}: not a GGUF file (it begins with {magic!r})")
+
+
+def _load_mode(config: ModelConfig) -> int:
+    modes = {
+        (False, False): lib.LLAMA_LOAD_MODE_NONE,
+        (True, False): lib.LLAMA_LOAD_MODE_MMAP,
+        (False, True): lib.LLAMA_LOAD_MODE_MLOCK,
+        (True, True): lib.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    }
+    return int(modes[config.use_mmap, config.use_mlock])
+
+
+def _read_info(handle: Any, vocab: Any, path: Path) -> ModelInfo:
+    meta = _read_meta(handle)
+    n_vocab = int(lib.llama_vocab_n_tokens(vocab))
+    template = lib.llama_model_chat_template(handle, None)
+    return ModelInfo(
+        name=meta.get("general.name") or path.stem,
+        path=str(path),
+        description=_text(lib.llama_model_desc, handle),
+        ftype=(lib.llama_ftype_name(lib.llama_model_ftype(handle)) or b"").decode().removeprefix("(guessed) "),
+        n_vocab=n_vocab,
+        vocab_type=int(lib.llama_vocab_type(vocab)),
+        n_ctx_train=int(lib.llama_model_n_ctx_train(handle)),
+        n_embd=int(lib.llama_model_n_embd(handle)),
+        n_params=int(lib.llama_model_n_params(handle)),
+        n_bytes=int(lib.llama_model_size(handle)),
+        bos_token=_token(lib.llama_vocab_bos(vocab)),
+        eos_token=_token(lib.llama_vocab_eos(vocab)),
+        add_bos=bool(lib.llama_vocab_get_add_bos(vocab)),
+        eog_tokens=frozenset(token for token in range(n_vocab) if lib.llama_vocab_is_eog(vocab, token)),
+        chat_template=template.decode("utf-8", "replace") if template else None,
+        meta=meta,
+    )
+
+
+def _read_meta(handle: Any) -> dict[str, str]:
+    keys = (_text(lib.llama_model_meta_key_by_index, handle, i) for i in range(lib.llama_model_meta_count(handle)))
+    return {key: _text(lib.llama_model_meta_val_str_by_index, handle, i) for i, key in enumerate(keys)}
+
+
+def _text(read: Callable[..., int], *args: Any) -> str:
+    """The text of one of libllama's snprintf-like functions, whatever its length."""
+    buffer = ctypes.create_string_buffer(256)
+    n = read(*args, buffer, len(buffer))
+    if n >= len(buffer):
+        buffer = ctypes.create_string_buffer(n + 1)
+        read(*args, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def _token(token: int) -> Token | None:
+    return token if token >= 0 else None

@@ -1,0 +1,121 @@
+"""Owns the sizes of a context: from settings to libllama's parameters, and from a made context to its traits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+
+from corral.config import ContextConfig
+from corral.errors import LoadError
+from corral.llama import library
+from corral.ports import MemoryTraits, Rollback
+
+_PAD = 256
+_FLASH = {
+    None: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    True: lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    False: lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+CACHE_TYPES = {
+    "f32": lib.GGML_TYPE_F32,
+    "f16": lib.GGML_TYPE_F16,
+    "bf16": 30,  # the bindings do not name it
+    "q8_0": lib.GGML_TYPE_Q8_0,
+    "q4_0": lib.GGML_TYPE_Q4_0,
+    "q4_1": lib.GGML_TYPE_Q4_1,
+    "iq4_nl": lib.GGML_TYPE_IQ4_NL,
+    "q5_0": lib.GGML_TYPE_Q5_0,
+    "q5_1": lib.GGML_TYPE_Q5_1,
+}
+_BITS_PER_VALUE = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0}
+
+
+def pad(n: int) -> int:
+    """The next multiple of 256, which is how libllama sizes pools and rows."""
+    return -(-n // _PAD) * _PAD
+
+
+def n_cells_total(config: ContextConfig, n_ctx_train: int) -> int:
+    """Cells to ask libllama for. On split KV each of ``n_rows`` rows gets the padded share of one slot."""
+    n_ctx = config.n_ctx or n_ctx_train
+    if config.kv_unified:
+        return pad(n_ctx)
+    return pad(-(-n_ctx // config.n_slots)) * config.n_rows
+
+
+def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort_data: int) -> Any:
+    """libllama's parameters. Raises LoadError on settings that it would refuse or abort on."""
+    _check(config)
+    n_threads = config.n_threads if config.n_threads > 0 else library.n_physical_cores()
+    params = lib.llama_context_default_params()
+    params.n_ctx = n_cells_total(config, lib.llama_model_n_ctx_train(model))
+    params.n_batch = max(config.n_batch, config.n_rows)
+    params.n_ubatch = min(config.n_ubatch, params.n_batch)
+    params.n_seq_max = config.n_rows
+    # 0 would reserve a row of logits for every token of a batch: hundreds of megabytes.
+    params.n_outputs_max = config.n_rows
+    params.n_threads = n_threads
+    params.n_threads_batch = config.n_threads_batch if config.n_threads_batch > 0 else n_threads
+    params.flash_attn_type = _FLASH[config.flash_attn]
+    params.type_k, params.type_v = CACHE_TYPES[config.type_k], CACHE_TYPES[config.type_v]
+    params.rope_freq_base, params.rope_freq_scale = config.rope_freq_base, config.rope_freq_scale
+    params.offload_kqv = config.offload_kqv
+    params.swa_full = config.swa_full
+    params.kv_unified = config.kv_unified
+    params.no_perf = True
+    params.abort_callback, params.abort_callback_data = abort_callback, abort_data
+    return params
+
+
+def _check(config: ContextConfig) -> None:
+    n_rows_max = lib.llama_max_parallel_sequences()
+    if not 1 <= config.n_slots <= config.n_rows <= n_rows_max:
+        raise LoadError(f"{config.n_slots} slots on {config.n_rows} rows: 1 <= slots <= rows <= {n_rows_max} is needed")
+    if config.n_ctx < 0 or config.n_batch < 1 or config.n_ubatch < 1:
+        raise LoadError("context size must not be negative, batch sizes must be positive")
+    for name in (config.type_k, config.type_v):
+        if name not in CACHE_TYPES:
+            raise LoadError(f"unknown cache type {name!r}; known are {', '.join(CACHE_TYPES)}")
+
+
+def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits:
+    """What libllama really made of the settings, and what that memory can do."""
+    n_rows = int(lib.llama_n_seq_max(context))
+    n_cells_row = int(lib.llama_n_ctx_seq(context))
+    window = 0 if config.swa_full else int(lib.llama_model_n_swa(model))
+    n_ubatch = int(lib.llama_n_ubatch(context))
+    unified = config.kv_unified
+    return MemoryTraits(
+        n_cells=int(lib.llama_n_ctx(context)),
+        n_cells_row=n_cells_row,
+        n_rows=n_rows,
+        n_streams=1 if unified else n_rows,
+        n_batch=int(lib.llama_n_batch(context)),
+        n_ubatch=n_ubatch,
+        shared_cells=unified,
+        can_shift=bool(lib.llama_memory_can_shift(lib.llama_get_memory(context))),
+        rollback=_rollback(model, context, window),
+        window=window,
+        window_cells=pad(min(n_cells_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
+        whole_copy_only=_keeps_states(model),
+        bytes_per_token=_bytes_per_token(model, config),
+    )
+
+
+def _keeps_states(model: Any) -> bool:
+    return bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
+
+
+def _rollback(model: Any, context: Any, window: int) -> Rollback:
+    if _keeps_states(model):
+        return Rollback.BOUNDED if lib.llama_n_rs_seq(context) else Rollback.WHOLE_ROW
+    return Rollback.BOUNDED if window else Rollback.ANY
+
+
+def _bytes_per_token(model: Any, config: ContextConfig) -> int:
+    """From head counts and cache types; models with unequal layers differ from it."""
+    n_head = max(int(lib.llama_model_n_head(model)), 1)
+    n_values = lib.llama_model_n_layer(model) * lib.llama_model_n_embd(model) * lib.llama_model_n_head_kv(model) / n_head
+    bits = sum(_BITS_PER_VALUE.get(name, 4.5) for name in (config.type_k, config.type_v))
+    return int(n_values * bits / 8)
