@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
@@ -20,8 +21,13 @@ class Runtime:
     n_ctx_slot: int
 
     @staticmethod
-    def open(model: ModelConfig, context: ContextConfig, engine: EngineConfig) -> Runtime:
-        """Load and start. Raises LoadError."""
+    def open(
+        model: ModelConfig,
+        context: ContextConfig,
+        engine: EngineConfig,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Runtime:
+        """Load and start. ``on_progress`` hears the loaded fraction, 0..1, on this thread. Raises LoadError."""
         raise NotImplementedError
 
     @staticmethod
