@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.config import ContextConfig
+from corral.errors import LoadError
 from corral.ids import RowId
 from corral.ops import Copy, Span, Trim
 from corral.ports import DecodeStatus, MemoryTraits
@@ -34,13 +35,16 @@ class Faults:
     load: Callable[[int], bool] = lambda n: False
 
 
-def traits_of(config: ContextConfig, n_pad: int = 1) -> MemoryTraits:
-    """How libllama lays out the cells of ``config``; it pads a pool's size up to a multiple of 256."""
-    n_ctx = config.n_ctx or 4096
-    n_pools = 1 if config.kv_unified else config.n_rows
-    per_pool = -(-n_ctx // (1 if config.kv_unified else config.n_slots))
-    per_pool = -(-per_pool // n_pad) * n_pad
-    n_batch = min(config.n_batch, per_pool * n_pools)
+def traits_of(config: ContextConfig, n_ctx_train: int, n_pad: int) -> MemoryTraits:
+    """What libllama makes of ``config``; it pads pools up to a multiple of 256 cells. Raises LoadError."""
+    if not 1 <= config.n_slots <= config.n_rows:
+        raise LoadError(f"{config.n_slots} slots on {config.n_rows} rows: 1 <= slots <= rows is needed")
+    if config.n_ctx < 0 or config.n_batch < 1 or config.n_ubatch < 1:
+        raise LoadError("context size must not be negative, batch sizes must be positive")
+    n_pools, n_shares = (1, 1) if config.kv_unified else (config.n_rows, config.n_slots)
+    n_ctx = config.n_ctx or n_ctx_train
+    per_pool = -(-n_ctx // (n_shares * n_pad)) * n_pad
+    n_batch = min(max(config.n_batch, config.n_rows), per_pool * n_pools)
     return MemoryTraits(
         n_cells=per_pool * n_pools,
         n_cells_row=per_pool,
@@ -76,6 +80,7 @@ class SimContext:
         self._n_holders = np.zeros(traits.n_cells, np.int32)
         self._logits = np.zeros((0, head.n_vocab), np.float32)
         self._readable = False
+        self._closed = False
         self.n_decodes = 0
         self.n_loads = 0
 
@@ -91,12 +96,10 @@ class SimContext:
     def apply(self, op: Trim | Copy) -> None:
         match op:
             case Trim(row, n):
-                self._check_row(row)
-                if n < 0:
-                    raise ValueError(f"cannot keep {n} positions of row {row}")
+                self._check_prefix(row, n)
                 self._trim(row, n)
             case Copy(src, dst, n):
-                self._check_copy(op)
+                self._check_copy(src, dst, n)
                 self._trim(dst, 0)
                 cells = self._cells(src)
                 self._hold(dst, cells[self._pos[cells] < n])
@@ -109,6 +112,8 @@ class SimContext:
         self.n_decodes += 1
         if fault in (DecodeStatus.NO_ROOM, DecodeStatus.INVALID):
             return fault
+        if not self._in_vocabulary(spans):
+            return DecodeStatus.INVALID
         if not self._fits(spans):
             return DecodeStatus.NO_ROOM
         pieces = ubatches(spans, self._traits)
@@ -156,6 +161,7 @@ class SimContext:
         return True
 
     def close(self) -> None:
+        self._closed = True
         self._readable = False
 
     def check(self) -> None:
@@ -245,33 +251,42 @@ class SimContext:
         return np.frombuffer(data, np.int32, offset=_HEADER.size).reshape(2, n)
 
     def _check_row(self, row: RowId) -> None:
+        if self._closed:
+            raise ValueError("the context is closed")
         if not 0 <= row < self._traits.n_rows:
             raise ValueError(f"row {row} is not in [0, {self._traits.n_rows})")
 
-    def _check_copy(self, op: Copy) -> None:
-        self._check_row(op.src)
-        self._check_row(op.dst)
+    def _check_prefix(self, row: RowId, n: int) -> None:
+        end = self.bounds(row)[1]
+        if not 0 <= n <= end:
+            raise ValueError(f"row {row} holds {end} positions, not {n}")
+
+    def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
+        self._check_row(dst)
+        self._check_prefix(src, n)
         if not self._traits.shared_cells:
             raise ValueError("rows of split KV share no cells: a prefix travels by save and load")
-        if op.src == op.dst:
-            raise ValueError(f"row {op.src} cannot be copied onto itself")
-        if not 0 <= op.n <= self.bounds(op.src)[1]:
-            raise ValueError(f"row {op.src} holds {self.bounds(op.src)[1]} positions, not {op.n}")
+        if src == dst:
+            raise ValueError(f"row {src} cannot be copied onto itself")
 
     def _check_spans(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            self._check_span(span)
+        if len({span.row for span in spans}) < len(spans):
+            raise ValueError("a row may appear once in a batch")
         n_tokens = sum(len(span.tokens) for span in spans)
         if not 0 < n_tokens <= self._traits.n_batch:
             raise ValueError(f"a batch of {n_tokens} tokens is not in [1, {self._traits.n_batch}]")
-        if len({span.row for span in spans}) < len(spans):
-            raise ValueError("a row may appear once in a batch")
-        for span in spans:
-            self._check_span(span)
+        n_outputs = sum(span.n_outputs for span in spans)
+        if n_outputs > self._traits.n_rows:
+            raise ValueError(f"{n_outputs} outputs in a batch; at most {self._traits.n_rows} are possible")
 
     def _check_span(self, span: Span) -> None:
-        self._check_row(span.row)
-        if not 0 <= span.n_outputs <= len(span.tokens) or not span.tokens:
+        end = self.bounds(span.row)[1]
+        if span.pos0 != end:
+            raise ValueError(f"row {span.row} ends at {end}, the span starts at {span.pos0}")
+        if not span.tokens or not 0 <= span.n_outputs <= len(span.tokens):
             raise ValueError(f"row {span.row}: {span.n_outputs} outputs of {len(span.tokens)} tokens")
-        if span.pos0 != self.bounds(span.row)[1]:
-            raise ValueError(f"row {span.row} ends at {self.bounds(span.row)[1]}, the span starts at {span.pos0}")
-        if not all(0 <= token < self._head.n_vocab for token in span.tokens):
-            raise ValueError(f"row {span.row}: a token is not in [0, {self._head.n_vocab})")
+
+    def _in_vocabulary(self, spans: Sequence[Span]) -> bool:
+        return all(min(span.tokens) >= 0 and max(span.tokens) < self._head.n_vocab for span in spans)

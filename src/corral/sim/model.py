@@ -59,10 +59,13 @@ class SimModel:
         cost: CostModel | None = None,
         faults: Faults | None = None,
     ) -> SimContext:
-        """An empty cache of the shape ``config``. ``clock`` is advanced by what each call would cost."""
+        """An empty cache of the shape ``config``; ``clock`` is advanced by what each call would cost.
+
+        Raises LoadError for sizes that libllama would refuse.
+        """
         return SimContext(
             self.head,
-            traits_of(config, self.spec.n_pad),
+            traits_of(config, self.spec.n_ctx_train, self.spec.n_pad),
             self.spec.seed,
             clock or VirtualClock(),
             cost or CostModel(),
