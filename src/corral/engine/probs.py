@@ -1,0 +1,119 @@
+"""Rows of logits to candidates and probabilities: the arithmetic of sampling, over many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.ids import Token
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.intp]
+
+N_FOLD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which candidates are kept, and how flat the draw among them is; as llama-server's fields of these names.
+
+    ``top_k`` <= 0 keeps all. ``temperature`` > 0.
+    """
+
+    top_k: int
+    top_p: float
+    min_p: float
+    temperature: float
+    min_keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Candidates of n rows, most likely first: ``tokens`` and ``weights`` of shape (n, width).
+
+    Weights are proportional to the probabilities of the draw, and 0 for what was filtered out.
+    """
+
+    tokens: Ints
+    weights: Floats
+
+
+def top(row: Floats, k: int) -> Ints:
+    """Indices of the k largest of a row (of all for k <= 0), largest first."""
+    if not 0 < k < len(row):
+        return np.argsort(-row)
+    found = np.flatnonzero(row >= _reached(row, k))
+    return found[np.argsort(-row[found], kind="stable")[:k]]
+
+
+def _reached(row: Floats, k: int) -> np.float32:
+    """A value that at least k of the row reach; if k is small, not many more.
+
+    The row is folded, and each column of ``N_FOLD`` values stands for its largest: k columns hold k large values.
+    """
+    n_columns = len(row) // N_FOLD
+    highest = row
+    if k <= n_columns // 4:
+        highest = row[: n_columns * N_FOLD].reshape(N_FOLD, n_columns).max(axis=0)
+    kth = len(highest) - k
+    return np.float32(np.partition(highest, kth)[kth])
+
+
+def keep(rows: Sequence[Floats], filters: Sequence[Filter]) -> Kept:
+    """Apply to each row its own filter, in the order top-k, top-p, min-p, temperature."""
+    tokens, logits = _table([(row, top(row, f.top_k)) for row, f in zip(rows, filters, strict=True)])
+    top_p, min_p, temperature, min_keep = np.array([_settings(f) for f in filters]).T[:, :, None]
+    with np.errstate(all="ignore"):
+        below = logits - logits[:, :1]
+        sums = np.cumsum(np.exp(below), axis=1)
+        n_top_p = np.maximum(_count(sums < top_p * sums[:, -1:]) + 1, min_keep)
+        n_min_p = np.maximum(_count(below >= np.log(min_p)), np.maximum(min_keep, 1))
+        n_kept = np.where(top_p < 1.0, np.minimum(n_top_p, n_min_p), n_min_p)
+        weights = np.exp(below / temperature.astype(np.float32))
+    weights[np.arange(logits.shape[1]) >= n_kept] = 0.0
+    return Kept(tokens, weights)
+
+
+def _settings(f: Filter) -> tuple[float, float, float, int]:
+    return f.top_p, f.min_p, f.temperature, f.min_keep
+
+
+def _count(mask: NDArray[np.bool_]) -> Ints:
+    counts: Ints = np.count_nonzero(mask, axis=1, keepdims=True)
+    return counts
+
+
+def _table(found: Sequence[tuple[Floats, Ints]]) -> tuple[Ints, Floats]:
+    """Rows of different length as one table: tokens (0 where short) and their logits (-inf there)."""
+    width = max(len(tokens) for _, tokens in found)
+    tokens = np.zeros((len(found), width), np.intp)
+    logits = np.full((len(found), width), -np.inf, np.float32)
+    for i, (row, index) in enumerate(found):
+        tokens[i, : len(index)] = index
+        logits[i, : len(index)] = row[index]
+    return tokens, logits
+
+
+def draw(kept: Kept, uniform: Sequence[float]) -> Ints:
+    """Columns drawn with the kept weights; ``uniform`` has one number in [0, 1) for each row."""
+    sums = np.cumsum(kept.weights, axis=1, dtype=np.float64)
+    return _count(sums < np.array(uniform)[:, None] * sums[:, -1:])[:, 0]
+
+
+def top_logprobs(row: Floats, token: Token, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
+    """Natural log-probability of a token over the whole row, and those of the n likeliest tokens, sorted."""
+    highest = row.max()
+    log_sum = highest + np.log(np.exp(row - highest).sum())
+    best = top(row, n)[:n]
+    pairs = zip(best.tolist(), (row[best] - log_sum).tolist(), strict=True)
+    return float(row[token] - log_sum), tuple(pairs)
+
+
+def top_kept(kept: Kept, i: int, column: int, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
+    """Probability of row i's drawn column after filtering, and the n likeliest kept tokens, none with 0."""
+    p = kept.weights[i] / kept.weights[i].sum()
+    pairs = zip(kept.tokens[i, :n].tolist(), p[:n].tolist(), strict=True)
+    return float(p[column]), tuple(pair for pair in pairs if pair[1] > 0.0)

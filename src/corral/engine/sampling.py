@@ -1,0 +1,227 @@
+"""Draws the next token of every row of a step: the common settings together in numpy, the rest by the model's chain."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from corral.engine.probs import Filter, draw, keep, top_kept, top_logprobs
+from corral.errors import InvalidRequest
+from corral.ids import Token
+from corral.ports import Model, Picked, Sampler
+from corral.tasks import DEFAULT_SAMPLERS, Sampling
+
+if TYPE_CHECKING:
+    from corral.engine.probs import Floats
+
+RANDOM_SEED = 0xFFFFFFFF
+"""libllama takes this seed as "draw one"; a task's seed is below it, so that it can be repeated."""
+
+N_NARROW = 1024
+"""Rows that keep more candidates are filtered one by one, so as not to widen the table of the others."""
+
+
+class RowSampler:
+    """One task's way to draw: settings, seed, random numbers and history. Its draws depend on nothing else.
+
+    Made by ``new_row_sampler``; ``chain`` draws what numpy does not.
+    """
+
+    __slots__ = ("chain", "edits", "filter", "random", "sampling", "seed")
+
+    def __init__(self, sampling: Sampling, seed: int, edits: Edits, chain: Sampler | None) -> None:
+        self.sampling = sampling
+        self.seed = seed
+        self.edits = edits
+        self.chain = chain
+        self.filter = read_filter(sampling)
+        self.random = Random(seed)
+
+    def close(self) -> None:
+        """Free the chain, if there is one."""
+        if self.chain is not None:
+            self.chain.close()
+            self.chain = None
+
+
+def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], prompt: Sequence[Token]) -> RowSampler:
+    """A sampler whose history is ``prompt``. ``eog`` is what ``ignore_eos`` bans.
+
+    Raises InvalidRequest for penalties that are not numbers to divide by, tokens outside the vocabulary, and what the
+    chain refuses.
+    """
+    _check(sampling, model.info.n_vocab)
+    seed = _seed(sampling.seed)
+    if is_common(sampling):
+        return RowSampler(sampling, seed, Edits(sampling, eog, prompt), None)
+    chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
+    chain.feed(prompt)
+    return RowSampler(sampling, seed, Edits(Sampling(), frozenset(), ()), chain)
+
+
+def _check(sampling: Sampling, n_vocab: int) -> None:
+    repeat, others = sampling.repeat_penalty, (sampling.frequency_penalty, sampling.presence_penalty)
+    if not (math.isfinite(repeat) and repeat > 0.0 and math.isfinite(1.0 / repeat)):
+        raise InvalidRequest("Failed to initialize samplers: repeat_penalty must be a finite number above 0")
+    if not all(map(math.isfinite, others)):
+        raise InvalidRequest("Failed to initialize samplers: penalties must be finite numbers")
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < n_vocab:
+            raise InvalidRequest(f"logit_bias: token {token} is not in the vocabulary (0 to {n_vocab - 1})")
+
+
+def _seed(asked: int | None) -> int:
+    seed = RANDOM_SEED if asked is None else asked & 0xFFFFFFFF
+    return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
+
+
+def is_common(sampling: Sampling) -> bool:
+    """The settings are among those that numpy draws: llama-server's order, and no sampler that needs the chain."""
+    order = iter(DEFAULT_SAMPLERS)
+    if sampling.grammar or sampling.mirostat or not all(name in order for name in sampling.samplers):
+        return False
+    uncommon = {
+        "dry": sampling.dry_multiplier != 0.0,
+        "top_n_sigma": sampling.top_n_sigma > 0.0,
+        "typ_p": sampling.typical_p < 1.0,
+        "xtc": sampling.xtc_probability > 0.0,
+        "temperature": sampling.dynatemp_range > 0.0,
+    }
+    return not any(uncommon.get(name, False) for name in sampling.samplers)
+
+
+def read_filter(sampling: Sampling) -> Filter | None:
+    """What the listed samplers keep; None: only the likeliest token."""
+    names = sampling.samplers
+    temperature = sampling.temperature if "temperature" in names else 1.0
+    if temperature <= 0.0:
+        return None
+    return Filter(
+        top_k=sampling.top_k if "top_k" in names else 0,
+        top_p=sampling.top_p if "top_p" in names else 1.0,
+        min_p=sampling.min_p if "min_p" in names else 0.0,
+        temperature=temperature,
+        min_keep=sampling.min_keep,
+    )
+
+
+class Edits:
+    """What a task changes in its rows before filtering: biases, then penalties for its last tokens."""
+
+    __slots__ = ("_bias", "_biased", "_counts", "_frequency", "_last", "_presence", "_repeat")
+
+    def __init__(self, sampling: Sampling, eog: Iterable[Token], prompt: Sequence[Token]) -> None:
+        biases: dict[Token, float] = {}
+        for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in eog if sampling.ignore_eos)):
+            biases[token] = biases.get(token, 0.0) + bias
+        self._biased = np.array(list(biases.keys()), np.intp)
+        self._bias = np.array(list(biases.values()), np.float32)
+        self._repeat = np.float32(sampling.repeat_penalty)
+        self._frequency = np.float32(sampling.frequency_penalty)
+        self._presence = np.float32(sampling.presence_penalty)
+        n_last = sampling.repeat_last_n if _is_penalised(sampling) else 0
+        self._last: deque[Token] = deque(prompt[max(0, len(prompt) - n_last) :] if n_last else (), max(n_last, 0))
+        self._counts = Counter(self._last)
+
+    def apply(self, row: Floats) -> Floats:
+        """The row itself if nothing changes, else a changed copy."""
+        if not len(self._biased) and not self._counts:
+            return row
+        row = row.copy()
+        row[self._biased] += self._bias
+        if self._counts:
+            self._penalise(row)
+        return row
+
+    def _penalise(self, row: Floats) -> None:
+        tokens = np.fromiter(self._counts.keys(), np.intp, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+        logits = row[tokens]
+        logits = np.where(logits <= 0.0, logits * self._repeat, logits / self._repeat)
+        row[tokens] = logits - (counts * self._frequency + self._presence)
+
+    def accept(self, token: Token) -> None:
+        """Add a token to the history, which forgets the oldest."""
+        if not self._last.maxlen:
+            return
+        if len(self._last) == self._last.maxlen:
+            oldest = self._last[0]
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+        self._last.append(token)
+        self._counts[token] += 1
+
+
+def _is_penalised(sampling: Sampling) -> bool:
+    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    return "penalties" in sampling.samplers and penalties != (1.0, 0.0, 0.0)
+
+
+def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Picked]:
+    """Draw a token for each (row of ``logits``, sampler), and add it to the sampler's history.
+
+    ``logits`` has shape (n_rows, n_vocab) and is not changed; several samplers may share a row.
+    """
+    picked: dict[int, Picked] = {}
+    narrow: list[_Draw] = []
+    for at, (i, sampler) in enumerate(rows):
+        if sampler.chain is not None:
+            picked[at] = sampler.chain.pick(logits[i])
+            continue
+        row = sampler.edits.apply(logits[i])
+        if sampler.filter is None:
+            picked[at] = _greedy(logits[i], row, sampler)
+        elif 0 < sampler.filter.top_k <= N_NARROW:
+            narrow.append(_Draw(at, logits[i], row, sampler, sampler.filter))
+        else:
+            picked |= _draw([_Draw(at, logits[i], row, sampler, sampler.filter)])
+    if narrow:
+        picked |= _draw(narrow)
+    for at, (_, sampler) in enumerate(rows):
+        sampler.edits.accept(picked[at].token)
+    return [picked[at] for at in range(len(rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A draw to be made: the ``at``-th asked for, from ``row``, which is ``raw`` with the sampler's edits."""
+
+    at: int
+    raw: Floats
+    row: Floats
+    sampler: RowSampler
+    filter: Filter
+
+
+def _draw(draws: Sequence[_Draw]) -> dict[int, Picked]:
+    kept = keep([d.row for d in draws], [d.filter for d in draws])
+    columns = draw(kept, [d.sampler.random.random() for d in draws])
+    tokens = kept.tokens[np.arange(len(draws)), columns].tolist()
+    picked = {}
+    for i, (d, token) in enumerate(zip(draws, tokens, strict=True)):
+        n = d.sampler.sampling.n_probs
+        if n <= 0:
+            picked[d.at] = Picked(token)
+        elif d.sampler.sampling.post_sampling_probs:
+            picked[d.at] = Picked(token, *top_kept(kept, i, int(columns[i]), n))
+        else:
+            picked[d.at] = Picked(token, *top_logprobs(d.raw, token, n))
+    return picked
+
+
+def _greedy(raw: Floats, row: Floats, sampler: RowSampler) -> Picked:
+    token = int(row.argmax())
+    n = sampler.sampling.n_probs
+    if n <= 0:
+        return Picked(token)
+    if sampler.sampling.post_sampling_probs:
+        return Picked(token, 1.0, ((token, 1.0),))
+    return Picked(token, *top_logprobs(raw, token, n))
