@@ -45,7 +45,7 @@ def top(row: Floats, k: int) -> Ints:
     """Indices of the k largest of a row (of all for k <= 0), largest first."""
     if not 0 < k < len(row):
         return np.argsort(-row)
-    found = np.flatnonzero(row >= _reached(row, k))
+    found = np.flatnonzero(~(row < _reached(row, k)))  # a NaN is found too: no row is left without candidates
     return found[np.argsort(-row[found], kind="stable")[:k]]
 
 
@@ -66,13 +66,12 @@ def keep(rows: Sequence[Floats], filters: Sequence[Filter]) -> Kept:
     """Apply to each row its own filter, in the order top-k, top-p, min-p, temperature."""
     tokens, logits = _table([(row, top(row, f.top_k)) for row, f in zip(rows, filters, strict=True)])
     top_p, min_p, temperature, min_keep = np.array([_settings(f) for f in filters]).T[:, :, None]
-    with np.errstate(all="ignore"):
-        below = logits - logits[:, :1]
-        sums = np.cumsum(np.exp(below), axis=1)
-        n_top_p = np.maximum(_count(sums < top_p * sums[:, -1:]) + 1, min_keep)
-        n_min_p = np.maximum(_count(below >= np.log(min_p)), np.maximum(min_keep, 1))
-        n_kept = np.where(top_p < 1.0, np.minimum(n_top_p, n_min_p), n_min_p)
-        weights = np.exp(below / temperature.astype(np.float32))
+    below = logits - logits[:, :1]
+    sums = np.cumsum(np.exp(below), axis=1)
+    n_top_p = np.maximum(_count(sums < top_p * sums[:, -1:]) + 1, min_keep)
+    n_min_p = np.maximum(_count(below >= np.log(min_p)), np.maximum(min_keep, 1))
+    n_kept = np.where(top_p < 1.0, np.minimum(n_top_p, n_min_p), n_min_p)
+    weights = np.exp(below / temperature.astype(np.float32))
     weights[np.arange(logits.shape[1]) >= n_kept] = 0.0
     return Kept(tokens, weights)
 

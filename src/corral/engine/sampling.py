@@ -170,6 +170,14 @@ def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Pi
 
     ``logits`` has shape (n_rows, n_vocab) and is not changed; several samplers may share a row.
     """
+    with np.errstate(all="ignore"):
+        picked = _pick_all(logits, rows)
+    for at, (_, sampler) in enumerate(rows):
+        sampler.edits.accept(picked[at].token)
+    return [picked[at] for at in range(len(rows))]
+
+
+def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[int, Picked]:
     picked: dict[int, Picked] = {}
     narrow: list[_Draw] = []
     for at, (i, sampler) in enumerate(rows):
@@ -183,11 +191,7 @@ def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Pi
             narrow.append(_Draw(at, logits[i], row, sampler, sampler.filter))
         else:
             picked |= _draw([_Draw(at, logits[i], row, sampler, sampler.filter)])
-    if narrow:
-        picked |= _draw(narrow)
-    for at, (_, sampler) in enumerate(rows):
-        sampler.edits.accept(picked[at].token)
-    return [picked[at] for at in range(len(rows))]
+    return picked | _draw(narrow) if narrow else picked
 
 
 @dataclass(frozen=True, slots=True)
