@@ -7,6 +7,14 @@ from pathlib import Path
 
 MIB = 1024 * 1024
 
+MAX_ROWS = 256
+"""The most rows a libllama context can have."""
+
+
+def n_rows_for(n_slots: int, kv_unified: bool) -> int:
+    """Rows of a context. On unified KV spare ones hold the prefixes of idle conversations by sharing cells."""
+    return min(2 * n_slots + 8, MAX_ROWS) if kv_unified else n_slots
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

@@ -24,8 +24,8 @@ _NAMES = """
 --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --tools --tools-runtime --mcp-servers-config
 --mcp-servers-json -ag --agent --slot-save-path --models-dir --models-preset --models-max --models-autoload
 --no-models-autoload --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
---reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing --prefill-assistant
---no-prefill-assistant --sleep-idle-seconds
+--reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
+--sleep-idle-seconds
 """
 _PREFIXES = ("--spec-", "--video-", "--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _OFF_SWITCHES = """

@@ -107,6 +107,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--always-usage", k.SWITCH, False, "streams end with usage even if not asked for"),
         _flag("--metrics !--no-metrics", k.SWITCH, False, "GET /metrics", "ENDPOINT_METRICS"),
         _flag("--slots !--no-slots", k.SWITCH, True, "GET /slots", "ENDPOINT_SLOTS"),
+        _flag("--slots-debug", k.SWITCH, False, "GET /slots shows texts of users", "LLAMA_SERVER_SLOTS_DEBUG"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),
@@ -119,6 +120,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--chat-template", k.TEXT, None, "Jinja template instead of the model's", "CHAT_TEMPLATE"),
         _flag("--chat-template-file", k.FILE_TEXT, None, "the same from a file", "CHAT_TEMPLATE_FILE"),
         _flag("--chat-template-kwargs", k.JSON_OBJECT, {}, "variables for the template", "CHAT_TEMPLATE_KWARGS"),
+        _flag(
+            "--prefill-assistant !--no-prefill-assistant",
+            k.SWITCH,
+            True,
+            "continue a last message of the assistant instead of answering it",
+            "PREFILL_ASSISTANT",
+        ),
         _flag("--jinja !--no-jinja", k.SWITCH, True, "templates are Jinja", "JINJA", only=True),
     ),
     "Defaults of requests": (

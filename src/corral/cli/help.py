@@ -13,11 +13,11 @@ WIDTH = 100
 _INDENT = 34
 
 USAGE = """\
-usage: corral [serve] [flags]     serve a model over HTTP (the default command)
-       corral bench [flags]       measure a running server
-       corral version             print the versions of corral and of what it runs on
+usage: corral [serve] [flags]   serve a model over HTTP (the default command)
+       corral bench [flags]     measure a running server
+       corral version           print the versions of corral and of what it runs on
 
-Flags are llama-server's; the environment variables named here set them, too. A flag beats its variable.
+Flags are llama-server's. The variables in brackets set them, too; a flag beats its variable.
 """
 
 

@@ -1,0 +1,59 @@
+"""The program's log: one line a record, ``I 12:00:01.123 [request id] message``, on stderr and maybe in a file."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from corral.cli.parse import Parsed
+from corral.errors import LoadError
+
+_LEVELS = (logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO)
+"""llama-server's verbosity 0 to 3; above it is everything."""
+
+
+class LineFormatter(logging.Formatter):
+    """A record's ``request_id`` (from ``extra``) is shown if it has one."""
+
+    def __init__(self, prefix: bool = True, timestamps: bool = True) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._timestamps = timestamps
+
+    def format(self, record: logging.LogRecord) -> str:
+        request_id = getattr(record, "request_id", "")
+        parts = [
+            record.levelname[0] if self._prefix else "",
+            self._clock(record) if self._timestamps else "",
+            f"[{request_id}]" if request_id else "",
+            record.getMessage(),
+        ]
+        line = " ".join(part for part in parts if part)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+    @staticmethod
+    def _clock(record: logging.LogRecord) -> str:
+        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))}.{int(record.msecs):03d}"
+
+
+def start_logging(args: Parsed) -> None:
+    """Set up the root logger as the flags say. Raises LoadError if the file cannot be written."""
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if args["log_file"]:
+        try:
+            handlers.append(logging.FileHandler(args["log_file"], encoding="utf-8"))
+        except OSError as error:
+            raise LoadError(f"cannot write {args['log_file']}: {error.strerror}") from None
+    for handler in handlers:
+        handler.setFormatter(LineFormatter(args["log_prefix"], args["log_timestamps"]))
+    logging.basicConfig(level=level_of(args), handlers=handlers, force=True)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def level_of(args: Parsed) -> int:
+    """The level of Python's logging for llama-server's verbosity."""
+    if args["log_disable"]:
+        return logging.CRITICAL + 1
+    verbosity = args["verbosity"]
+    return logging.DEBUG if args["verbose"] or verbosity >= len(_LEVELS) else _LEVELS[verbosity]

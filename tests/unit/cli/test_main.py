@@ -1,0 +1,31 @@
+"""Commands and exit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from corral.cli.main import main
+
+
+def test_help_and_version_end_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "--ctx-size" in capsys.readouterr().out
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("corral ")
+
+
+@pytest.mark.parametrize("words", [["--nonsense"], ["srve"], ["serve", "--port", "x"], ["-hf", "a/b"]])
+def test_a_wrong_command_line_is_two_lines_and_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.splitlines()[1:] == ["See corral --help."]
+
+
+@pytest.mark.parametrize("flag", ["-m", "--api-key-file", "--chat-template-file"])
+def test_a_missing_file_is_one_line_and_code_1(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--port", "0", flag, "/nowhere/file"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "/nowhere/file" in last

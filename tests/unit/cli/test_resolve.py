@@ -1,0 +1,130 @@
+"""Flags become settings the way llama-server resolves them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corral.api.schemas.defaults import Defaults
+from corral.cli.parse import UsageError, parse
+from corral.cli.resolve import Settings, resolve
+from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig, ServerConfig
+from corral.tasks import DEFAULT_SAMPLERS, Sampling
+
+MODEL = Path("model.gguf")
+
+
+def settings(*words: str) -> Settings:
+    return resolve(parse(words, {}), MODEL)
+
+
+def test_without_flags_every_setting_is_its_room_default() -> None:
+    got = settings()
+    assert got.model == ModelConfig(MODEL)
+    assert got.context == ContextConfig(n_rows=16)
+    assert got.engine == EngineConfig()
+    assert got.server == ServerConfig()
+    assert got.defaults == Defaults()
+
+
+def test_automatic_slots_share_the_context() -> None:
+    context = settings("-c", "4096").context
+    assert (context.n_slots, context.kv_unified, context.n_rows, context.n_ctx) == (4, True, 16, 4096)
+
+
+def test_named_slots_split_it() -> None:
+    context = settings("-np", "6").context
+    assert (context.n_slots, context.kv_unified, context.n_rows) == (6, False, 6)
+    assert settings("-np", "6").engine.n_slots == 6
+
+
+def test_the_kv_mode_can_be_chosen_apart() -> None:
+    shared = settings("-np", "2", "-kvu").context
+    assert (shared.kv_unified, shared.n_rows) == (True, 12)
+    split = settings("-no-kvu").context
+    assert (split.kv_unified, split.n_rows) == (False, 4)
+
+
+def test_rows_never_exceed_what_libllama_can_hold() -> None:
+    assert settings("-np", "200", "-kvu").context.n_rows == 256
+    for n in ("0", "257"):
+        with pytest.raises(UsageError, match="--parallel"):
+            settings("-np", n)
+
+
+def test_prompt_threads_follow_threads() -> None:
+    context = settings("-t", "3").context
+    assert (context.n_threads, context.n_threads_batch) == (3, 3)
+    context = settings("-t", "3", "-tb", "5").context
+    assert (context.n_threads, context.n_threads_batch) == (3, 5)
+    assert settings("-t", "-1").context.n_threads == 0
+
+
+def test_a_forward_pass_is_not_larger_than_a_step() -> None:
+    assert settings("-b", "64").context.n_ubatch == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "use_mmap", "use_mlock"),
+    [
+        (("-lm", "none"), False, False),
+        (("-lm", "mlock"), False, True),
+        (("-lm", "mmap+mlock"), True, True),
+        (("--no-mmap",), False, False),
+        (("--mlock",), True, True),
+    ],
+)
+def test_load_modes(words: tuple[str, ...], use_mmap: bool, use_mlock: bool) -> None:
+    model = settings(*words).model
+    assert (model.use_mmap, model.use_mlock) == (use_mmap, use_mlock)
+
+
+def test_cache_ram_is_in_mib() -> None:
+    assert settings("-cram", "3").engine.cache_ram_bytes == 3 * MIB
+    assert settings("-cram", "0").engine.cache_ram_bytes == 0
+    assert settings("-cram", "-1").engine.cache_ram_bytes == -1
+
+
+def test_rope_scale_is_the_inverse_of_the_frequency_scale() -> None:
+    assert settings("--rope-scale", "4").context.rope_freq_scale == 0.25
+
+
+def test_sampling_defaults_reach_requests() -> None:
+    got = settings(
+        "--temp", "-3", "--top-k", "5", "-s", "9", "-l", "3+1", "--sampler-seq", "kt", "--mirostat-ent", "4",
+        "--dry-sequence-breaker", "none", "--ignore-eos", "-r", "END", "-n", "7", "-sp", "--no-cache-prompt",
+    )  # fmt: skip
+    wanted = replace(
+        Sampling(),
+        temperature=0.0,
+        top_k=5,
+        seed=9,
+        logit_bias=((3, 1.0),),
+        samplers=("top_k", "temperature"),
+        mirostat_tau=4.0,
+        dry_sequence_breakers=(),
+        ignore_eos=True,
+    )
+    assert got.defaults.sampling == wanted
+    assert (got.defaults.limits.n_predict, got.defaults.limits.stop) == (7, ("END",))
+    assert got.defaults.special
+    assert not got.defaults.cache_prompt
+    assert settings().defaults.sampling.samplers == DEFAULT_SAMPLERS
+
+
+def test_files_and_flags_add_up(tmp_path: Path) -> None:
+    keys, template = tmp_path / "keys", tmp_path / "template"
+    keys.write_text("b\n")
+    template.write_text("{{ x }}")
+    server = settings("--api-key", "a, c", "--api-key-file", str(keys), "--chat-template-file", str(template)).server
+    assert server.api_keys == ("a", "c", "b")
+    assert server.chat_template == "{{ x }}"
+
+
+def test_tls_needs_both_files(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("")
+    with pytest.raises(UsageError, match="need each other"):
+        settings("--ssl-key-file", str(key))
