@@ -116,6 +116,8 @@ def _rollback(model: Any, context: Any, window: int) -> Rollback:
 def _bytes_per_token(model: Any, config: ContextConfig) -> int:
     """From head counts and cache types; models with unequal layers differ from it."""
     n_head = max(int(lib.llama_model_n_head(model)), 1)
-    n_values = lib.llama_model_n_layer(model) * lib.llama_model_n_embd(model) * lib.llama_model_n_head_kv(model) / n_head
+    n_values = (
+        lib.llama_model_n_layer(model) * lib.llama_model_n_embd(model) * lib.llama_model_n_head_kv(model) / n_head
+    )
     bits = sum(_BITS_PER_VALUE.get(name, 4.5) for name in (config.type_k, config.type_v))
     return int(n_values * bits / 8)
