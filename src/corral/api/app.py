@@ -1,0 +1,63 @@
+"""The ASGI application: routes behind the gate, and the moment when the model is ready."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from corral.api.errors import on_corral_error, on_http_exception, on_unexpected
+from corral.api.gate import Gate
+from corral.api.openapi import ROUTES, describe
+from corral.api.schemas.defaults import Defaults
+from corral.api.service import BUILD, Service
+from corral.config import ServerConfig
+from corral.errors import CorralError
+from corral.runtime import Runtime
+
+
+class App:
+    """ASGI. Answers 503 ``Loading model`` until ``ready``."""
+
+    def __init__(self, server: ServerConfig, defaults: Defaults) -> None:
+        self.service: Service | None = None
+        self._server = server
+        self._defaults = defaults
+        self._gate = Gate(_routes(server), server, lambda: self.service)
+
+    def ready(self, runtime: Runtime) -> None:
+        """Serve with this runtime from now on. Raises LoadError if its chat template does not compile."""
+        self.service = Service.of(runtime, self._server, self._defaults)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gate(scope, receive, send)
+
+
+def create_app(runtime: Runtime | None, server: ServerConfig, defaults: Defaults) -> App:
+    """The application over a runtime, or over none yet: see ``App.ready``."""
+    app = App(server, defaults)
+    if runtime is not None:
+        app.ready(runtime)
+    return app
+
+
+def _routes(server: ServerConfig) -> FastAPI:
+    prefix = server.api_prefix
+    api = FastAPI(
+        title="corral",
+        version=BUILD,
+        description="llama-server's routes over one shared model.",
+        docs_url=f"{prefix}/docs",
+        redoc_url=None,
+        openapi_url=f"{prefix}/openapi.json",
+        redirect_slashes=False,
+        exception_handlers={
+            CorralError: on_corral_error,
+            HTTPException: on_http_exception,
+            Exception: on_unexpected,
+        },
+    )
+    for route in ROUTES:
+        for path in route.paths:
+            api.add_api_route(prefix + path, route.endpoint, methods=[route.method], **describe(route, path))
+    return api

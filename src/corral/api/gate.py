@@ -1,0 +1,111 @@
+"""What every request passes before its route: CORS headers, preflight, readiness, API key. In that order."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corral.api.errors import error_response
+from corral.api.service import SERVICE, TENANT, Service
+from corral.config import ServerConfig
+from corral.errors import AuthenticationError, Unavailable
+
+Header = tuple[bytes, bytes]
+
+_PUBLIC = ("/health", "/v1/health", "/", "/index.html")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class Gate:
+    """Pure ASGI: lets requests through to ``inner``, with the service and the tenant in their scope.
+
+    ``service`` gives what serves, or None while the model is loading.
+    """
+
+    def __init__(self, inner: ASGIApp, config: ServerConfig, service: Callable[[], Service | None]) -> None:
+        self._inner = inner
+        self._service = service
+        self._cors = Cors(config)
+        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._public = frozenset(config.api_prefix + path for path in _PUBLIC)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        extra = [(b"server", b"llama.cpp"), *self._cors.origin(headers)]
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        await self._pass(scope, receive, send_with_headers, headers)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
+        if scope["method"] == "OPTIONS":
+            await self._cors.preflight(send)
+            return
+        service = self._service()
+        if service is None:
+            await error_response(Unavailable("Loading model", retry_after_s=5))(scope, receive, send)
+            return
+        key = self._key(headers)
+        if self._keys and key is None and scope["path"] not in self._public:
+            await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
+            return
+        scope[SERVICE] = service
+        scope[TENANT] = hashlib.sha256(key).hexdigest()[:16] if key else ""
+        await self._inner(scope, receive, send)
+
+    def _key(self, headers: dict[bytes, bytes]) -> bytes | None:
+        """The request's key if it is one of ours."""
+        given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
+        given = given.removeprefix(b"Bearer ").strip()
+        # All keys are compared, in constant time each: how long it takes tells nothing.
+        known = [hmac.compare_digest(given, key) for key in self._keys]
+        return given if any(known) else None
+
+
+class Cors:
+    """Cross-origin headers as the flags ask for them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        credentials = b"true" if config.cors_credentials else b"false"
+        self._preflight: list[Header] = [
+            (b"access-control-allow-credentials", credentials),
+            (b"access-control-allow-methods", config.cors_methods.encode()),
+            (b"access-control-allow-headers", config.cors_headers.encode()),
+            (b"content-type", b"text/html"),
+            (b"content-length", b"0"),
+        ]
+
+    def origin(self, headers: dict[bytes, bytes]) -> list[Header]:
+        """Allow-Origin for this request, if any."""
+        origin = headers.get(b"origin")
+        allowed = self._config.cors_origins
+        if allowed == "localhost":
+            return [self._allow(origin), (b"vary", b"Origin")] if origin and _is_local(origin) else []
+        if allowed == "*" and self._config.cors_credentials and origin:
+            return [self._allow(origin), (b"vary", b"Origin")]
+        return [self._allow(allowed.encode())]
+
+    async def preflight(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._preflight})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _allow(self, origin: bytes) -> Header:
+        return (b"access-control-allow-origin", origin)
+
+
+def _is_local(origin: bytes) -> bool:
+    try:
+        return urlsplit(origin.decode("latin-1")).hostname in _LOCAL_HOSTS
+    except ValueError:
+        return False

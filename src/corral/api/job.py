@@ -1,0 +1,89 @@
+"""One request after reading: its tasks, and what a dialect needs to answer it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from corral.api.schemas.params import Params
+from corral.api.schemas.prompt import Prompt
+from corral.engine.thread import EngineThread
+from corral.ids import CacheKey, TaskId, Token
+from corral.ports import Tokenizer
+from corral.tasks import Sampling, Task, TaskGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``id`` is the reply's; ``created`` in whole seconds; ``model`` the served name."""
+
+    id: str
+    created: int
+    model: str
+    params: Params
+    groups: tuple[TaskGroup, ...]
+    tokenizer: Tokenizer
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks by their index in the reply."""
+        return [task for group in self.groups for task in group]
+
+    @property
+    def n_prompt(self) -> int:
+        """Prompt tokens, those that siblings share counted once."""
+        return sum(len(group[0].prompt) for group in self.groups)
+
+
+def make_job(
+    prompts: Sequence[Prompt],
+    params: Params,
+    *,
+    engine: EngineThread,
+    tokenizer: Tokenizer,
+    model: str,
+    key: CacheKey,
+    special: bool = False,
+) -> Job:
+    """Tasks for every prompt: with n > 1 a parent and its siblings each."""
+    reply_id = f"chatcmpl-{secrets.token_hex(16)}"
+    groups = tuple(
+        _group(prompt, i * params.n, params, engine, key, reply_id, special) for i, prompt in enumerate(prompts)
+    )
+    return Job(reply_id, int(time.time()), model, params, groups, tokenizer)
+
+
+def _group(
+    prompt: tuple[Token, ...],
+    first: int,
+    params: Params,
+    engine: EngineThread,
+    key: CacheKey,
+    reply_id: str,
+    special: bool,
+) -> TaskGroup:
+    parent = Task(
+        id=engine.new_task_id(),
+        prompt=prompt,
+        sampling=params.sampling,
+        limits=params.limits,
+        cache_key=key,
+        cache_prompt=params.cache_prompt,
+        id_slot=params.id_slot,
+        index=first,
+        return_progress=params.return_progress and params.stream,
+        special=special,
+        request_id=reply_id,
+    )
+    return (parent, *(_sibling(parent, engine.new_task_id(), i) for i in range(1, params.n)))
+
+
+def _sibling(parent: Task, task_id: TaskId, i: int) -> Task:
+    sampling = _reseeded(parent.sampling, i)
+    return replace(parent, id=task_id, parent=parent.id, index=parent.index + i, sampling=sampling, id_slot=None)
+
+
+def _reseeded(sampling: Sampling, i: int) -> Sampling:
+    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + i) % 2**32)

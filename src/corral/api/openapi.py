@@ -1,0 +1,90 @@
+"""The table of routes, and what the OpenAPI page says about each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.routes import completion, info, metrics, slots, tokens
+from corral.api.schemas import documents as doc
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint under one or more paths; the first is the canonical one."""
+
+    method: str
+    paths: tuple[str, ...]
+    endpoint: Endpoint
+    tag: str
+    body: type[BaseModel] | None = None
+    reply: type[BaseModel] | None = None
+    streams: bool = False
+
+
+ROUTES = (
+    Route("GET", ("/health", "/v1/health"), info.health, "server", reply=doc.Healthy),
+    Route("GET", ("/props",), info.get_props, "server"),
+    Route("POST", ("/props",), info.post_props, "server"),
+    Route("GET", ("/v1/models", "/models"), info.models, "server"),
+    Route("GET", ("/slots",), slots.slots, "server"),
+    Route("GET", ("/metrics",), metrics.metrics, "server"),
+    Route("POST", ("/completion", "/completions"), completion.native, "completion", doc.NativeRequest, streams=True),
+    Route("POST", ("/v1/completions",), completion.completions, "completion", doc.CompletionRequest, streams=True),
+    Route(
+        "POST",
+        ("/v1/chat/completions", "/chat/completions"),
+        completion.chat,
+        "chat",
+        doc.ChatRequest,
+        streams=True,
+    ),
+    Route(
+        "POST",
+        ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
+        tokens.input_tokens,
+        "chat",
+        doc.TemplateRequest,
+        doc.InputTokens,
+    ),
+    Route("POST", ("/apply-template",), tokens.apply_template, "chat", doc.TemplateRequest, doc.PromptText),
+    Route("POST", ("/tokenize",), tokens.tokenize, "tokens", doc.TokenizeRequest, doc.Tokens),
+    Route("POST", ("/detokenize",), tokens.detokenize, "tokens", doc.DetokenizeRequest, doc.Content),
+)
+
+
+def describe(route: Route, path: str) -> dict[str, Any]:
+    """Keyword arguments of ``FastAPI.add_api_route`` besides path, endpoint and methods."""
+    extra: dict[str, Any] = {}
+    if route.body is not None:
+        schema = route.body.model_json_schema()
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {
+        "response_model": None,
+        "tags": [route.tag],
+        "operation_id": f"{route.method.lower()}_{path.strip('/').replace('/', '_').replace('-', '_')}",
+        "responses": _responses(route),
+        "openapi_extra": extra,
+    }
+
+
+def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
+    success: dict[str, Any] = {"description": "OK"}
+    if route.reply is not None:
+        success["model"] = route.reply
+    if route.streams:
+        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    failures = {401: "The API key is missing or wrong", 503: "Loading, or the queue is full"}
+    if route.body is not None:
+        failures[400] = "The request is wrong"
+    errors: dict[int | str, dict[str, Any]] = {
+        code: {"model": doc.ErrorReply, "description": text} for code, text in sorted(failures.items())
+    }
+    return {200: success, **errors}

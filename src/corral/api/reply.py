@@ -1,0 +1,179 @@
+"""Running a job for one client: the answer in one piece or as a stream, and the end of both when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from corral.api.errors import JSON, error_body, error_response
+from corral.api.job import Job
+from corral.engine.thread import EngineThread
+from corral.errors import CorralError
+from corral.events import Chunk, Event, Failed, Finished
+
+_STREAM_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+_PING = b":\n\n"
+
+
+class Dialect(Protocol):
+    """Turns the events of one job into one wire format."""
+
+    def feed(self, events: list[Event]) -> bytes:
+        """Server-sent events for these events; b"" for none. Failed is never among them."""
+        ...
+
+    def tail(self) -> bytes:
+        """What ends the stream after every task has finished."""
+        ...
+
+    def whole(self, results: list[Finished]) -> object:
+        """The whole reply as JSON; results by index."""
+        ...
+
+
+def error_event(error: CorralError) -> bytes:
+    return b"data: %b\n\n" % error_body(error)
+
+
+class _Reply(Response):
+    """Runs a job when the server asks for the response."""
+
+    background = None
+
+    def __init__(self, job: Job, dialect: Dialect, engine: EngineThread) -> None:
+        self._job = job
+        self._dialect = dialect
+        self._engine = engine
+
+
+class WholeReply(_Reply):
+    """One JSON body after the last token."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        results: list[Finished] = []
+        if not await _unless_gone(receive, self._collect(results)):
+            return
+        body = orjson.dumps(self._dialect.whole(results))
+        await Response(body, media_type=JSON)(scope, receive, send)
+
+    async def _collect(self, results: list[Finished]) -> None:
+        async with self._engine.stream(self._job.groups) as events:
+            while batch := await events.batch():
+                for event in batch:
+                    if isinstance(event, Failed):
+                        raise event.error
+                    if isinstance(event, Finished):
+                        results.append(event)
+        index = {task.id: task.index for task in self._job.tasks}
+        results.sort(key=lambda result: index[result.task_id])
+
+
+class StreamReply(_Reply):
+    """Server-sent events as tokens come.
+
+    The status line is sent with the first event, so what fails before is an ordinary error response. A request that
+    waits for longer than the ping interval gets its status line with the first ping.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = _EventStream(send)
+        try:
+            if await _unless_gone(receive, self._run_with_pings(stream)):
+                await stream.close()
+        except CorralError as error:
+            if not stream.is_open:
+                await error_response(error)(scope, receive, send)
+                return
+            await stream.write(error_event(error))
+            await stream.close()
+
+    async def _run_with_pings(self, stream: _EventStream) -> None:
+        interval_s = self._job.params.sse_ping_interval_s
+        if interval_s <= 0:
+            await self._run(stream)
+            return
+        pinger = asyncio.create_task(stream.ping(interval_s))
+        try:
+            await self._run(stream)
+        finally:
+            pinger.cancel()
+
+    async def _run(self, stream: _EventStream) -> None:
+        dialect = self._dialect
+        async with self._engine.stream(self._job.groups) as events:
+            while batch := await events.batch():
+                failed = next((event for event in batch if type(event) is Failed), None)
+                if failed is not None:
+                    await self._fail(stream, batch[: batch.index(failed)], failed.error)
+                await stream.write(dialect.feed(batch))
+        await stream.write(dialect.tail())
+
+    async def _fail(self, stream: _EventStream, before: list[Event], error: CorralError) -> None:
+        if stream.is_open or any(type(event) is Chunk for event in before):
+            await stream.write(self._dialect.feed(before))
+        raise error
+
+
+class _EventStream:
+    """An open or not yet opened text/event-stream."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._clock = asyncio.get_running_loop().time
+        self._written_s = self._clock()
+        self.is_open = False
+
+    async def write(self, body: bytes) -> None:
+        """Send events, the status line first. Empty ``body`` sends only that."""
+        if not self.is_open:
+            self.is_open = True
+            await self._send({**_STREAM_START})
+        if body:
+            self._written_s = self._clock()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def close(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def ping(self, interval_s: float) -> None:
+        """Send a comment whenever nothing was sent for ``interval_s``. Runs until cancelled."""
+        while True:
+            left_s = self._written_s + interval_s - self._clock()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.write(_PING)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[object, object, None]) -> bool:
+    """Do ``work`` while the client is there. False: it left, the work was cancelled."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.wait((task, watcher))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

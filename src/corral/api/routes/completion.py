@@ -1,0 +1,68 @@
+"""POST /completion, /v1/completions, /v1/chat/completions and their aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.dialects.chat import ChatDialect
+from corral.api.dialects.completions import CompletionsDialect
+from corral.api.dialects.native import NativeDialect
+from corral.api.job import Job, make_job
+from corral.api.reply import Dialect, StreamReply, WholeReply
+from corral.api.routes.body import read_body
+from corral.api.schemas.chat import read_chat
+from corral.api.schemas.fields import Fields
+from corral.api.schemas.params import Params, read_params
+from corral.api.schemas.prompt import Prompt, read_prompts
+from corral.api.service import Service, cache_key, service_of
+
+
+async def native(request: Request) -> Response:
+    """Complete a prompt; llama-server's own format."""
+    return await _complete(request, NativeDialect)
+
+
+async def completions(request: Request) -> Response:
+    """Complete a prompt; OpenAI's format."""
+    return await _complete(request, CompletionsDialect)
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation; OpenAI's format."""
+    service = service_of(request)
+    asked = await read_body(request, lambda fields: read_chat(fields, service))
+    job = _job(request, service, [asked.prompt], asked.params)
+    return _reply(service, job, ChatDialect(job, asked.echo))
+
+
+async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Response:
+    service = service_of(request)
+    prompts, params = await read_body(request, lambda fields: _read(fields, service))
+    job = _job(request, service, prompts, params)
+    return _reply(service, job, dialect(job))
+
+
+def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
+    tokenizer = service.runtime.model.tokenizer
+    prompts = read_prompts(fields, tokenizer)
+    return prompts, read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
+
+
+def _job(request: Request, service: Service, prompts: list[Prompt], params: Params) -> Job:
+    return make_job(
+        prompts,
+        params,
+        engine=service.runtime.engine,
+        tokenizer=service.runtime.model.tokenizer,
+        model=service.model,
+        key=cache_key(request, params.cache_salt),
+        special=service.defaults.special,
+    )
+
+
+def _reply(service: Service, job: Job, dialect: Dialect) -> Response:
+    reply = StreamReply if job.params.stream else WholeReply
+    return reply(job, dialect, service.runtime.engine)

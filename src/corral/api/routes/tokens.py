@@ -1,0 +1,78 @@
+"""Text to tokens and back, and what a chat template makes of messages."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.errors import JSON
+from corral.api.routes.body import read_body
+from corral.api.schemas.chat import chat_tokens, render_chat
+from corral.api.schemas.fields import Fields, wrong_type
+from corral.api.schemas.prompt import check_token, read_mixed
+from corral.api.service import Service, service_of
+from corral.ids import Token
+from corral.ports import Tokenizer
+
+
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text; with ``with_pieces`` the text of each."""
+    tokenizer = service_of(request).runtime.model.tokenizer
+    return _json({"tokens": await read_body(request, lambda fields: _tokenize(fields, tokenizer))})
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    tokenizer = service_of(request).runtime.model.tokenizer
+    return _json({"content": await read_body(request, lambda fields: _detokenize(fields, tokenizer))})
+
+
+async def apply_template(request: Request) -> Response:
+    """The prompt that a chat request would become."""
+    service = service_of(request)
+    return _json({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1])})
+
+
+async def input_tokens(request: Request) -> Response:
+    """How many tokens a chat request's prompt has."""
+    service = service_of(request)
+    n_tokens = await read_body(request, lambda fields: _count(fields, service))
+    return _json({"input_tokens": n_tokens, "object": "response.input_tokens"})
+
+
+def _count(fields: Fields, service: Service) -> int:
+    model = service.runtime.model
+    return len(chat_tokens(render_chat(fields, service)[1], model.info, model.tokenizer))
+
+
+def _tokenize(fields: Fields, tokenizer: Tokenizer) -> list[object]:
+    content = fields.value("content")
+    add_special = fields.boolean("add_special")
+    parse_special = fields.boolean("parse_special", True)
+    if content is None:
+        return []
+    if not isinstance(content, str | list):
+        raise wrong_type("content", "string or array", content)
+    parts = [content] if isinstance(content, str) else content
+    tokens = read_mixed(parts, tokenizer, add_special=add_special, parse_special=parse_special)
+    if not fields.boolean("with_pieces"):
+        return [*tokens]
+    return [{"id": token, "piece": _piece(token, tokenizer)} for token in tokens]
+
+
+def _piece(token: Token, tokenizer: Tokenizer) -> str | list[int]:
+    piece = tokenizer.piece(token, special=True)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _detokenize(fields: Fields, tokenizer: Tokenizer) -> str:
+    tokens = fields.array("tokens") or []
+    return tokenizer.detokenize([check_token(token, tokenizer) for token in tokens], special=True)
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type=JSON)

@@ -1,0 +1,171 @@
+"""Models of request bodies for the OpenAPI page. They document; ``params``, ``prompt`` and ``chat`` do the reading."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PromptDocument = str | list[int | str | list[int | str]]
+
+
+class CompletionFields(BaseModel):
+    """Fields of every completion request. A null counts as absent; unknown fields are ignored."""
+
+    n_predict: int = Field(-1, ge=-1, description="Tokens to generate; aliases max_completion_tokens, max_tokens.")
+    n: int = Field(1, ge=1, description="Replies to each prompt, at most the number of slots; alias n_cmpl.")
+    stream: bool = False
+    stream_options: dict[str, Any] | None = Field(None, description="include_usage: true adds a chunk with usage.")
+    stop: str | list[str] | None = Field(None, description="The text ends before the first of these.")
+    temperature: float = Field(0.8, description="0 takes the likeliest token.")
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repeat_last_n: int = Field(64, ge=0)
+    repeat_penalty: float = Field(1.0, gt=0)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = Field(2, ge=0)
+    dry_penalty_last_n: int = Field(64, ge=0)
+    dry_sequence_breakers: list[str] = ["\n", ":", '"', "*"]
+    mirostat: int = Field(0, ge=0, le=2)
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = Field(-1.0, le=1)
+    adaptive_decay: float = Field(0.9, ge=0, le=0.99)
+    seed: int = Field(-1, description="-1 draws one; with n > 1 reply i uses seed + i.")
+    samplers: list[str] | str | None = Field(None, description="Names in order, or their letters.")
+    logit_bias: dict[str, float | bool] | list[list[Any]] | None = Field(
+        None, description="Token id or text to a bias; false bans."
+    )
+    ignore_eos: bool = False
+    grammar: str = Field("", description="GBNF that the text must match.")
+    n_probs: int = Field(0, ge=0, description="Show the probabilities of that many likeliest tokens.")
+    post_sampling_probs: bool = False
+    min_keep: int = Field(0, ge=0)
+    n_indent: int = Field(0, ge=0)
+    t_max_predict_ms: int = Field(-1, ge=-1)
+    cache_prompt: bool = True
+    cache_salt: str = Field("", description="Prefixes are shared only between requests with the same salt.")
+    id_slot: int = -1
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    sse_ping_interval: int = Field(30, ge=-1, description="Seconds of silence before a comment; <= 0: none.")
+    response_fields: list[str] = Field([], description="Keys of the final object to answer; a/b digs.")
+    verbose: bool = False
+
+
+class NativeRequest(CompletionFields):
+    """POST /completion."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"prompt": "The capital of France is", "n_predict": 16, "temperature": 0}}
+    )
+    prompt: PromptDocument = Field(description="Text, token ids, both mixed, or a list of such prompts.")
+
+
+class CompletionRequest(CompletionFields):
+    """POST /v1/completions."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"prompt": "Once upon a time", "max_tokens": 32}})
+    model: str = Field("", description="Not used: there is one model.")
+    prompt: PromptDocument
+    logprobs: int | None = Field(None, description="Show the probabilities of that many likeliest tokens.")
+
+
+class ChatFields(BaseModel):
+    """A conversation and how to turn it into a prompt."""
+
+    messages: list[dict[str, Any]] = Field(description="Objects with role and content (text, or a list of text parts).")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    add_generation_prompt: bool = True
+    continue_final_message: bool | Literal["content"] = False
+
+
+class ChatRequest(CompletionFields, ChatFields):
+    """POST /v1/chat/completions."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"messages": [{"role": "user", "content": "What is a llama?"}], "max_tokens": 64}}
+    )
+    model: str = Field("", description="Not used: there is one model.")
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0)
+    echo: bool = Field(False, description="Repeat the text of the assistant's last message that is continued.")
+
+
+class TemplateRequest(ChatFields):
+    """POST /apply-template and the token counts."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"messages": [{"role": "user", "content": "Hello"}]}})
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"content": "Hello world", "with_pieces": True}})
+    content: str | list[int | str] = ""
+    add_special: bool = Field(False, description="Add the beginning-of-text token where the vocabulary wants it.")
+    parse_special: bool = Field(True, description="Read control tokens in the text.")
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"tokens": [1, 2, 3]}})
+    tokens: list[int] = []
+
+
+class Healthy(BaseModel):
+    """The model is loaded."""
+
+    status: Literal["ok"]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: int
+    message: str
+    type: str
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorDetail
+
+
+class Tokens(BaseModel):
+    """Ids, or objects with id and piece."""
+
+    tokens: list[int] | list[dict[str, Any]]
+
+
+class Content(BaseModel):
+    """The text of tokens."""
+
+    content: str
+
+
+class PromptText(BaseModel):
+    """A rendered conversation."""
+
+    prompt: str
+
+
+class InputTokens(BaseModel):
+    """How long a prompt is."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"]

@@ -1,0 +1,133 @@
+"""Reading members of a JSON object: types, ranges and the messages for what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import orjson
+
+from corral.errors import InvalidRequest
+
+INT_MAX = 2**31 - 1
+
+
+def parse_object(raw: bytes) -> dict[str, object]:
+    """The body as an object. Raises InvalidRequest for anything else, bad UTF-8 and deep nesting included."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"the request body must be a JSON object, but is {type_name(body)}")
+    return body
+
+
+def type_name(value: object) -> str:
+    """The JSON name of a parsed value's type."""
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "object")
+
+
+def wrong_type(name: str, wanted: str, value: object) -> InvalidRequest:
+    return InvalidRequest(f"Field '{name}': type must be {wanted}, but is {type_name(value)}")
+
+
+def _shown(value: float) -> str:
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
+
+
+class Fields:
+    """One JSON object. A null counts as absent; of aliases the first present one counts."""
+
+    def __init__(self, body: Mapping[str, object]) -> None:
+        self._body = body
+
+    def find(self, *names: str) -> tuple[str, object] | None:
+        """The first of ``names`` that has a value, and the value."""
+        for name in names:
+            value = self._body.get(name)
+            if value is not None:
+                return name, value
+        return None
+
+    def value(self, name: str) -> object:
+        return self._body.get(name)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self._body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise wrong_type(name, "boolean", value)
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self._body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise wrong_type(name, "string", value)
+        return value
+
+    def number(self, name: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
+        """A number, silently clamped to [low, high]."""
+        value = self._body.get(name)
+        return default if value is None else min(max(_finite(name, value), low), high)
+
+    def hard_number(self, name: str, default: float, low: float, high: float) -> float:
+        """A number that must lie in [low, high]."""
+        value = self._body.get(name)
+        return default if value is None else _within(name, _finite(name, value), low, high)
+
+    def clamped(self, name: str, default: int, low: int = -INT_MAX, high: int = INT_MAX) -> int:
+        """An integer, silently clamped to [low, high]; fractions are cut off."""
+        value = self._body.get(name)
+        return default if value is None else int(min(max(_finite(name, value), low), high))
+
+    def integer(self, *names: str, default: int, low: int, high: int = INT_MAX) -> int:
+        """An integer that must lie in [low, high]; fractions are cut off."""
+        found = self.find(*names)
+        return default if found is None else int(_within(found[0], int(_finite(*found)), low, high))
+
+    def strings(self, name: str) -> tuple[str, ...] | None:
+        """An array of strings."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise wrong_type(name, "array", value)
+        for item in value:
+            if not isinstance(item, str):
+                raise wrong_type(name, "array of strings", item)
+        return tuple(value)
+
+    def array(self, name: str) -> list[object] | None:
+        value = self._body.get(name)
+        if value is not None and not isinstance(value, list):
+            raise wrong_type(name, "array", value)
+        return value
+
+    def object(self, name: str) -> dict[str, object] | None:
+        value = self._body.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise wrong_type(name, "object", value)
+        return value
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type(name, "number", value)
+    if not math.isfinite(value):
+        raise InvalidRequest(f"Field '{name}': the number is out of range")
+    return value
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:
+        raise InvalidRequest(
+            f"Field '{name}': Value must be between {_shown(low)} <= value <= {_shown(high)}, but got {_shown(value)}"
+        )
+    return value

@@ -1,0 +1,110 @@
+"""All fields of a completion request besides the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.api.schemas.defaults import Defaults
+from corral.api.schemas.fields import Fields, wrong_type
+from corral.api.schemas.sampling import read_sampling
+from corral.config import ServerConfig
+from corral.errors import InvalidRequest
+from corral.ids import SlotId
+from corral.ports import Tokenizer
+from corral.tasks import Limits, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """How to generate and how to answer. ``sse_ping_interval_s`` <= 0 sends no pings."""
+
+    sampling: Sampling
+    limits: Limits
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    cache_prompt: bool = True
+    cache_salt: str = ""
+    id_slot: SlotId | None = None
+    return_tokens: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    sse_ping_interval_s: int = 30
+    verbose: bool = False
+    n_keep: int = 0
+    n_discard: int = 0
+    response_fields: tuple[str, ...] = ()
+
+
+def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokenizer: Tokenizer, n_slots: int) -> Params:
+    """Read every field in llama-server's order. Raises InvalidRequest for the first that is wrong."""
+    n_predict = fields.integer("n_predict", "max_completion_tokens", "max_tokens", default=-1, low=-1)
+    n = fields.integer("n_cmpl", "n", default=1, low=1, high=n_slots)
+    _refuse_constraints(fields)
+    return Params(
+        n=n,
+        stream=fields.boolean("stream"),
+        include_usage=_include_usage(fields) or server.always_usage,
+        cache_prompt=fields.boolean("cache_prompt", defaults.cache_prompt),
+        cache_salt=fields.text("cache_salt"),
+        return_tokens=fields.boolean("return_tokens"),
+        return_progress=fields.boolean("return_progress"),
+        timings_per_token=fields.boolean("timings_per_token"),
+        sse_ping_interval_s=fields.integer("sse_ping_interval", default=server.sse_ping_interval_s, low=-1),
+        verbose=fields.boolean("verbose"),
+        n_keep=fields.integer("n_keep", default=defaults.n_keep, low=-1),
+        n_discard=fields.integer("n_discard", default=0, low=0),
+        response_fields=fields.strings("response_fields") or (),
+        id_slot=_id_slot(fields, n_slots),
+        sampling=read_sampling(fields, defaults.sampling, tokenizer),
+        limits=_limits(fields, defaults.limits, n_predict),
+    )
+
+
+def _limits(fields: Fields, default: Limits, n_predict: int) -> Limits:
+    return Limits(
+        n_predict=default.n_predict if n_predict == -1 else n_predict,
+        n_indent=fields.integer("n_indent", default=default.n_indent, low=0),
+        t_max_predict_ms=fields.integer("t_max_predict_ms", default=default.t_max_predict_ms, low=-1),
+        stop=read_stop(fields) or default.stop,
+    )
+
+
+def read_stop(fields: Fields) -> tuple[str, ...]:
+    """One stop string or several; empty ones never match and are left out."""
+    value = fields.value("stop")
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return tuple(word for word in fields.strings("stop") or () if word)
+
+
+def _include_usage(fields: Fields) -> bool:
+    return Fields(fields.object("stream_options") or {}).boolean("include_usage")
+
+
+def _id_slot(fields: Fields, n_slots: int) -> SlotId | None:
+    id_slot = fields.clamped("id_slot", -1)
+    return None if id_slot < 0 else SlotId(id_slot % n_slots)
+
+
+def _refuse_constraints(fields: Fields) -> None:
+    """What would shape the text and is not implemented is refused: an answer without it would be wrong."""
+    if fields.value("json_schema") is not None:
+        raise InvalidRequest("Field 'json_schema': structured output is not supported yet; use 'grammar'")
+    response_format = Fields(fields.object("response_format") or {})
+    kind = response_format.text("type", "text")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {kind}')
+    if kind != "text":
+        raise InvalidRequest(f"Field 'response_format': type '{kind}' is not supported yet; use 'grammar'")
+    if fields.boolean("grammar_lazy"):
+        raise InvalidRequest("Field 'grammar_lazy': grammars with triggers are not supported yet")
+    if lora := fields.array("lora"):
+        _refuse_lora(lora)
+
+
+def _refuse_lora(lora: list[object]) -> None:
+    for entry in lora:
+        if not isinstance(entry, dict):
+            raise wrong_type("lora", "array of objects", entry)
+        raise InvalidRequest(f"Field 'lora': no adapter with id {entry.get('id')} is loaded")

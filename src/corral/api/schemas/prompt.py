@@ -1,0 +1,74 @@
+"""The forms a prompt may have, as token lists."""
+
+from __future__ import annotations
+
+from corral.api.schemas.fields import Fields
+from corral.errors import InvalidRequest
+from corral.ids import Token
+from corral.ports import Tokenizer
+
+Prompt = tuple[Token, ...]
+
+_FORMS = (
+    '"prompt" elements must be a string, a list of tokens, a list of mixed strings & tokens, '
+    "a JSON object containing a prompt string, or a list of mixed strings & JSON objects."
+)
+
+
+def read_prompts(fields: Fields, tokenizer: Tokenizer) -> list[Prompt]:
+    """One or more prompts. Raises InvalidRequest."""
+    value = fields.value("prompt")
+    if value is None:
+        raise InvalidRequest("key 'prompt' not found")
+    if isinstance(value, list) and not _is_tokens(value):
+        if not value:
+            raise InvalidRequest('"prompt" must not be empty')
+        return [read_prompt(item, tokenizer) for item in value]
+    return [read_prompt(value, tokenizer)]
+
+
+def read_prompt(value: object, tokenizer: Tokenizer) -> Prompt:
+    """One prompt: text, token ids, or both mixed. Raises InvalidRequest."""
+    if isinstance(value, str):
+        return tuple(tokenizer.tokenize(value, add_special=True, parse_special=True))
+    if isinstance(value, list) and value and _is_tokens(value):
+        return tuple(read_mixed(value, tokenizer, add_special=isinstance(value[0], str), parse_special=True))
+    if isinstance(value, dict):
+        return _read_object(value, tokenizer)
+    raise InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
+
+
+def read_mixed(value: list[object], tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[Token]:
+    """Strings and token ids in a row; a beginning-of-text token only before the first. Raises InvalidRequest."""
+    tokens: list[Token] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            first = add_special and i == 0
+            tokens += tokenizer.tokenize(item, add_special=first, parse_special=parse_special)
+        else:
+            tokens.append(check_token(item, tokenizer))
+    return tokens
+
+
+def check_token(value: object, tokenizer: Tokenizer) -> Token:
+    """A token id of the vocabulary. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(_FORMS)
+    if not 0 <= value < tokenizer.n_vocab:
+        raise InvalidRequest("Prompt contains invalid tokens")
+    return value
+
+
+def _is_tokens(value: list[object]) -> bool:
+    """Whether an array is one prompt: strings and at least one number, nothing else."""
+    numbers = [isinstance(item, int | float) and not isinstance(item, bool) for item in value]
+    return any(numbers) and all(number or isinstance(item, str) for number, item in zip(numbers, value, strict=True))
+
+
+def _read_object(value: dict[str, object], tokenizer: Tokenizer) -> Prompt:
+    if value.get("multimodal_data"):
+        raise InvalidRequest("Multimodal data provided, but model does not support multimodal requests.")
+    text = value.get("prompt_string")
+    if not isinstance(text, str):
+        raise InvalidRequest(_FORMS)
+    return read_prompt(text, tokenizer)

@@ -1,0 +1,104 @@
+"""Listening: sockets, TLS, and the way a server stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from corral.config import ServerConfig
+
+KEEP_ALIVE_S = 60
+"""How long an idle connection stays open: longer than the pools of usual clients and proxies keep theirs."""
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the command line."""
+        yield
+
+
+async def serve(
+    app: ASGIApp,
+    server: ServerConfig,
+    stop: asyncio.Event,
+    on_listening: Callable[[Sequence[str]], None] | None = None,
+) -> None:
+    """Serve until ``stop`` is set: then accept nothing more, let open requests end, and return.
+
+    Cancelling drops open requests at once. ``on_listening`` gets the addresses, with the port that was picked for 0.
+    Raises OSError if an address cannot be bound.
+    """
+    uvicorn_server = _Server(_config(app, server))
+    sockets = bind(server)
+    if on_listening is not None:
+        on_listening([_address(sock, server) for sock in sockets])
+    running = asyncio.create_task(uvicorn_server.serve(sockets=sockets))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        uvicorn_server.should_exit = True
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        uvicorn_server.should_exit = uvicorn_server.force_exit = True
+        await running
+        raise
+    finally:
+        stopping.cancel()
+        for path in _unix_paths(server):
+            path.unlink(missing_ok=True)
+
+
+def bind(server: ServerConfig) -> list[socket.socket]:
+    """A listening socket for each host of the comma list; one that ends in ``.sock`` is a unix socket."""
+    hosts = [host.strip() for host in server.host.split(",") if host.strip()]
+    return [_bind(host, server.port) for host in hosts]
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if host.endswith(".sock"):
+        Path(host).unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(host)
+    else:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+def _unix_paths(server: ServerConfig) -> list[Path]:
+    return [Path(host.strip()) for host in server.host.split(",") if host.strip().endswith(".sock")]
+
+
+def _address(sock: socket.socket, server: ServerConfig) -> str:
+    name = sock.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    scheme = "https" if server.ssl_cert_file else "http"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{scheme}://{host}:{name[1]}"
+
+
+def _config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_keyfile=server.ssl_key_file,
+        ssl_certfile=server.ssl_cert_file,
+    )

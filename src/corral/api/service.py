@@ -1,0 +1,73 @@
+"""What a route works with: the runtime, the settings and what is derived from both once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from starlette.requests import Request
+
+from corral.api.schemas.defaults import Defaults
+from corral.chat.template import CHATML, ChatTemplate
+from corral.config import ServerConfig
+from corral.engine.state import Counters
+from corral.ids import CacheKey, Token
+from corral.runtime import Runtime
+
+SERVICE = "corral.service"
+TENANT = "corral.tenant"
+BUILD = f"corral-{version('corral')}"
+
+
+@dataclass(slots=True)
+class Scrapes:
+    """The counters at the last metrics scrape, for the gauges that tell rates since then."""
+
+    last: Counters = field(default_factory=Counters)
+
+    def advance(self, now: Counters) -> Counters:
+        """Remember ``now``; returns what was remembered before."""
+        before, self.last = self.last, now
+        return before
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A runtime that is ready, as the routes see it. ``model`` is the name that replies carry."""
+
+    runtime: Runtime
+    server: ServerConfig
+    defaults: Defaults
+    template: ChatTemplate
+    model: str
+    started_s: float
+    scrapes: Scrapes = field(default_factory=Scrapes)
+
+    @staticmethod
+    def of(runtime: Runtime, server: ServerConfig, defaults: Defaults) -> Service:
+        """Derive what routes need. Raises LoadError if the chat template does not compile."""
+        info = runtime.model.info
+        source = server.chat_template or info.chat_template or CHATML
+        template = ChatTemplate(source, token_text(runtime, info.bos_token), token_text(runtime, info.eos_token))
+        model = min(server.alias) if server.alias else info.path
+        return Service(runtime, server, defaults, template, model, time.time())
+
+
+def service_of(request: Request) -> Service:
+    service = request.scope[SERVICE]
+    assert isinstance(service, Service)
+    return service
+
+
+def cache_key(request: Request, salt: str) -> CacheKey:
+    """Whose prefixes a request may meet: those of its API key and its own salt."""
+    tenant = request.scope[TENANT]
+    return CacheKey(f"{tenant}:{salt}" if tenant or salt else "")
+
+
+def token_text(runtime: Runtime, token: Token | None) -> str:
+    """The text of a control token; "" for None."""
+    if token is None:
+        return ""
+    return runtime.model.tokenizer.piece(token, special=True).decode("utf-8", "replace")

@@ -1,0 +1,65 @@
+"""A real server on a loopback port, in a thread of its own, for tests that need sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+import uvloop
+from corral.api.app import App, create_app
+from corral.api.schemas.defaults import Defaults
+from corral.api.serve import serve
+from corral.config import ServerConfig
+from corral.runtime import Runtime
+
+
+@contextlib.contextmanager
+def listening(app: App, server: ServerConfig) -> Iterator[str]:
+    """The base URL of a running server."""
+    address: Future[str] = Future()
+    stop: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def main() -> None:
+        event = asyncio.Event()
+        stop.set_result((asyncio.get_running_loop(), event))
+        await serve(app, server, event, lambda addresses: address.set_result(addresses[0]))
+
+    thread = threading.Thread(target=lambda: uvloop.run(main()), daemon=True)
+    thread.start()
+    yield address.result(10)
+    loop, event = stop.result()
+    loop.call_soon_threadsafe(event.set)
+    thread.join(10)
+    assert not thread.is_alive(), "the server did not stop"
+
+
+@contextlib.contextmanager
+def client(runtime: Runtime | None, server: ServerConfig, defaults: Defaults | None = None) -> Iterator[httpx.Client]:
+    """A client of a server over ``runtime``."""
+    app = create_app(runtime, server, defaults or Defaults())
+    with listening(app, server) as url, httpx.Client(base_url=url, timeout=20) as http:
+        yield http
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream's events, parsed; ``[DONE]`` as text. Fails on anything that is not SSE."""
+    return parse_events(response.text)
+
+
+def parse_events(text: str) -> list[Any]:
+    assert text.endswith("\n\n")
+    blocks: Sequence[str] = text.split("\n\n")[:-1]
+    data = []
+    for block in blocks:
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: "), block
+        body = block.removeprefix("data: ")
+        data.append(body if body == "[DONE]" else json.loads(body))
+    return data
