@@ -12,6 +12,9 @@ from corral.errors import LoadError
 _LEVELS = (logging.ERROR, logging.ERROR, logging.WARNING, logging.INFO)
 """llama-server's verbosity 0 to 3; above it is everything."""
 
+_CHATTY = ("asyncio", "uvicorn")
+"""Libraries whose information is said here in our own words."""
+
 
 class LineFormatter(logging.Formatter):
     """A record's ``request_id`` (from ``extra``) is shown if it has one."""
@@ -48,7 +51,8 @@ def start_logging(args: Parsed) -> None:
     for handler in handlers:
         handler.setFormatter(LineFormatter(args["log_prefix"], args["log_timestamps"]))
     logging.basicConfig(level=level_of(args), handlers=handlers, force=True)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def level_of(args: Parsed) -> int:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from corral.cli.help import help_text
-from corral.cli.parse import UsageError
+from corral.cli.parse import UsageError, parse
 from corral.errors import CorralError
 
 HELP_FLAGS = frozenset({"-h", "--help", "--usage"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit code: 0 done, 1 it failed, 2 the command line is wrong."""
+    """Run a command. Exit code: 0 done, 1 it failed, 2 the command line is wrong, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CorralError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _run(words: list[str]) -> int:
@@ -41,9 +43,11 @@ def _run(words: list[str]) -> int:
         return 0
     if command != "serve":
         raise UsageError(f"unknown command {command!r} (serve, bench or version)")
+    args = parse(rest, os.environ)
+    # Imported late: help and usage errors do not wait for libllama and the web framework.
     from corral.cli.commands.serve import serve
 
-    return serve(rest, os.environ)
+    return serve(args)
 
 
 if __name__ == "__main__":

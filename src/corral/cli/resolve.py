@@ -11,6 +11,8 @@ from corral.config import MAX_ROWS, MIB, ContextConfig, EngineConfig, ModelConfi
 from corral.tasks import DEFAULT_DRY_BREAKERS, Limits, Sampling
 
 AUTO_SLOTS = 4
+DEMO = Path("demo")
+"""The path of a model that was not named: the bundled demo, which has to be made first."""
 _FLASH = {"on": True, "off": False, "auto": None}
 
 
@@ -25,11 +27,11 @@ class Settings:
     defaults: Defaults
 
 
-def resolve(args: Parsed, model: Path) -> Settings:
-    """``model`` is the file to load: the flag's, or the demo's. Raises UsageError where flags contradict each other."""
+def resolve(args: Parsed) -> Settings:
+    """Raises UsageError where flags contradict each other."""
     n_slots = n_slots_of(args)
     return Settings(
-        model=_model(args, model),
+        model=_model(args, args["model"] or DEMO),
         context=_context(args, n_slots),
         engine=_engine(args, n_slots),
         server=_server(args),

@@ -23,7 +23,7 @@ def test_a_wrong_command_line_is_two_lines_and_code_2(words: list[str], capsys: 
     assert shown.err.splitlines()[1:] == ["See corral --help."]
 
 
-@pytest.mark.parametrize("flag", ["-m", "--api-key-file", "--chat-template-file"])
+@pytest.mark.parametrize("flag", ["--api-key-file", "--chat-template-file"])
 def test_a_missing_file_is_one_line_and_code_1(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--port", "0", flag, "/nowhere/file"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]

@@ -9,22 +9,21 @@ import pytest
 
 from corral.api.schemas.defaults import Defaults
 from corral.cli.parse import UsageError, parse
-from corral.cli.resolve import Settings, resolve
+from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig, ServerConfig
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
 
-MODEL = Path("model.gguf")
-
 
 def settings(*words: str) -> Settings:
-    return resolve(parse(words, {}), MODEL)
+    return resolve(parse(words, {}))
 
 
 def test_without_flags_every_setting_is_its_room_default() -> None:
     got = settings()
-    assert got.model == ModelConfig(MODEL)
+    assert got.model == ModelConfig(DEMO)
     assert got.context == ContextConfig(n_rows=16)
     assert got.engine == EngineConfig()
+    assert settings("-m", "x.gguf").model.path == Path("x.gguf")
     assert got.server == ServerConfig()
     assert got.defaults == Defaults()
 

@@ -1,0 +1,172 @@
+"""``corral serve``: listens at once, loads the model meanwhile, serves, drains when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from corral.api.app import create_app
+from corral.api.serve import serve as serve_http
+from corral.cli.access import RequestIds
+from corral.cli.logs import start_logging
+from corral.cli.parse import Parsed
+from corral.cli.progress import loading
+from corral.cli.resolve import DEMO, Settings, resolve
+from corral.config import ModelConfig
+from corral.errors import LoadError
+from corral.events import Event, Failed, Finished
+from corral.runtime import Runtime
+from corral.tasks import Limits, Task
+
+logger = logging.getLogger("corral.cli")
+
+
+class _Interrupted(Exception):
+    """A signal came while the model was loading."""
+
+
+def serve(args: Parsed) -> int:
+    """Serve until a signal; returns the exit code. Raises UsageError or LoadError."""
+    start_logging(args)
+    for note in args.notes:
+        logger.warning("%s", note)
+    settings = resolve(args)
+    # With Python's default of 5 ms the engine thread gets the lock late after each forward pass.
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Serving(settings, args).run())
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.Loop  # type: ignore[no-any-return]
+
+
+class _Serving:
+    """One run of the server. HTTP lives on this loop, loading on a worker thread, the model on its own."""
+
+    def __init__(self, settings: Settings, args: Parsed) -> None:
+        self._settings = settings
+        self._drain_s = float(args["drain_s"])
+        self._warmup = bool(args["warmup"])
+        self._app = create_app(None, settings.server, settings.defaults)
+        self._stop = asyncio.Event()
+        self._listening = asyncio.Event()
+        self._addresses: Sequence[str] = ()
+
+    async def run(self) -> int:
+        """Serve until a signal; 0 if all went well. Raises LoadError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        http = asyncio.create_task(self._serve_http())
+        try:
+            await self._load_and_serve(http)
+        finally:
+            http.cancel()
+            await asyncio.wait([http])
+        return 0
+
+    async def _load_and_serve(self, http: asyncio.Task[None]) -> None:
+        listening = asyncio.create_task(self._listening.wait())
+        await asyncio.wait((http, listening), return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+        if http.done():
+            http.result()
+        try:
+            runtime = await asyncio.to_thread(self._load)
+        except _Interrupted:
+            return
+        try:
+            self._app.ready(runtime)
+            self._tell_ready(runtime)
+            await self._until_stopped(http)
+        finally:
+            await asyncio.to_thread(runtime.close)
+
+    async def _serve_http(self) -> None:
+        server = self._settings.server
+        try:
+            await serve_http(RequestIds(self._app), server, self._stop, self._on_listening)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise LoadError(f"cannot listen on {server.host}:{server.port}: {reason}") from None
+
+    def _on_listening(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+        self._listening.set()
+        logger.info("listening on %s", ", ".join(addresses))
+
+    def _load(self) -> Runtime:
+        settings = self._settings
+        model = settings.model if settings.model.path != DEMO else _demo(settings.model)
+        with loading(model.path.name) as report:
+
+            def on_progress(fraction: float) -> None:
+                if self._stop.is_set():
+                    raise _Interrupted
+                report(fraction)
+
+            runtime = Runtime.open(model, settings.context, settings.engine, on_progress)
+        if self._warmup:
+            _warm_up(runtime)
+        return runtime
+
+    def _tell_ready(self, runtime: Runtime) -> None:
+        name, url = runtime.model.info.name, self._addresses[0] + self._settings.server.api_prefix
+        print(f"{name} is ready on {url} ({runtime.n_slots} slots, {runtime.n_ctx_slot} tokens each). Try:")
+        print(_example(url, with_key=bool(self._settings.server.api_keys)), flush=True)
+
+    async def _until_stopped(self, http: asyncio.Task[None]) -> None:
+        """Wait for a signal, then for open requests, at most the drain time."""
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        done, _ = await asyncio.wait([http], timeout=self._drain_s)
+        if not done:
+            logger.warning("requests were still running after %g s: dropped", self._drain_s)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            logger.warning("stopped at once")
+            logging.shutdown()
+            os._exit(130)
+        logger.info("stopping: running requests get up to %g s; once more to stop at once", self._drain_s)
+        self._stop.set()
+
+
+def _demo(model: ModelConfig) -> ModelConfig:
+    from corral.llama.demo import demo_model
+
+    return replace(model, path=demo_model())
+
+
+def _warm_up(runtime: Runtime) -> None:
+    """One token, so that the first user does not wait for weights to come from disk."""
+    info, done = runtime.model.info, threading.Event()
+
+    def sink(events: list[Event]) -> None:
+        if any(isinstance(event, Finished | Failed) for event in events):
+            done.set()
+
+    prompt = (info.bos_token or info.eos_token or 0,)
+    task = Task(runtime.engine.new_task_id(), prompt, limits=Limits(n_predict=1), cache_prompt=False)
+    runtime.engine.submit([(task,)], sink)
+    done.wait()
+
+
+def _example(url: str, with_key: bool) -> str:
+    key = ' -H "Authorization: Bearer $KEY"' if with_key else ""
+    body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    if url.startswith("unix:"):
+        url = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
+    return f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
