@@ -15,6 +15,9 @@ Ints = NDArray[np.intp]
 
 N_FOLD = 16
 
+N_FIRST = 512
+"""Candidates that are tried before a whole vocabulary is sorted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -32,7 +35,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Candidates of n rows, most likely first: ``tokens`` and ``weights`` of shape (n, width).
+    """Candidates of n rows, most likely first where any was dropped: ``tokens`` and ``weights`` of shape (n, width).
 
     Weights are proportional to the probabilities of the draw, and 0 for what was filtered out.
     """
@@ -45,30 +48,57 @@ def top(row: Floats, k: int) -> Ints:
     """Indices of the k largest of a row (of all for k <= 0), largest first."""
     if not 0 < k < len(row):
         return np.argsort(-row)
-    found = np.flatnonzero(~(row < _reached(row, k)))  # a NaN is found too: no row is left without candidates
+    found = _shortlist(row, k) if k <= len(row) // (4 * N_FOLD) else _reaching(row, _kth(row, k))
     return found[np.argsort(-row[found], kind="stable")[:k]]
 
 
-def _reached(row: Floats, k: int) -> np.float32:
-    """A value that at least k of the row reach; if k is small, not many more.
+def _shortlist(row: Floats, k: int) -> Ints:
+    """Indices of the k largest of a row, ascending, and maybe of some that come next.
 
-    The row is folded, and each column of ``N_FOLD`` values stands for its largest: k columns hold k large values.
+    The row is folded, and each column of ``N_FOLD`` values stands for its largest. The k columns with the largest hold
+    k values that reach the least of these, so every one of the k largest does: only those columns need to be read.
     """
     n_columns = len(row) // N_FOLD
-    highest = row
-    if k <= n_columns // 4:
-        highest = row[: n_columns * N_FOLD].reshape(N_FOLD, n_columns).max(axis=0)
-    kth = len(highest) - k
-    return np.float32(np.partition(highest, kth)[kth])
+    highest = row[: N_FOLD * n_columns].reshape(N_FOLD, n_columns).max(axis=0)
+    bound = _kth(highest, k)
+    inside = (np.arange(N_FOLD)[:, None] * n_columns + _reaching(highest, bound)).ravel()
+    index = np.concatenate((inside, np.arange(N_FOLD * n_columns, len(row))))
+    return index[_reaching(row[index], bound)]
+
+
+def _kth(values: Floats, k: int) -> np.float32:
+    return np.float32(np.partition(values, len(values) - k)[len(values) - k])
+
+
+def _reaching(values: Floats, bound: np.float32) -> Ints:
+    """Where values are not below the bound; NaN is not, so that no row is left without candidates."""
+    return (~(values < bound)).nonzero()[0]
 
 
 def keep(rows: Sequence[Floats], filters: Sequence[Filter]) -> Kept:
     """Apply to each row its own filter, in the order top-k, top-p, min-p, temperature."""
     tokens, logits = _table([(row, top(row, f.top_k)) for row, f in zip(rows, filters, strict=True)])
+    return _filter(tokens, logits, filters, None)
+
+
+def keep_wide(row: Floats, f: Filter) -> Kept:
+    """The same for one row whose top-k keeps much. One that keeps all is sorted no further than the rest needs."""
+    if 0 < f.top_k < len(row):
+        return keep([row], [f])
+    below = row - row.max()
+    if f.top_p >= 1.0 and f.min_p <= 0.0:
+        return Kept(np.arange(len(row))[None], np.exp(below / np.float32(f.temperature))[None])
+    tokens = top(row, N_FIRST)
+    kept = _filter(tokens[None], row[tokens][None], [f], np.exp(below).sum())
+    return kept if kept.weights[0, -1] == 0.0 else keep([row], [f])
+
+
+def _filter(tokens: Ints, logits: Floats, filters: Sequence[Filter], total: np.float32 | None) -> Kept:
+    """Top-p, min-p and temperature over sorted rows. ``total``: of exp(logit - largest) if more than these count."""
     top_p, min_p, temperature, min_keep = np.array([_settings(f) for f in filters]).T[:, :, None]
     below = logits - logits[:, :1]
     sums = np.cumsum(np.exp(below), axis=1)
-    n_top_p = np.maximum(_count(sums < top_p * sums[:, -1:]) + 1, min_keep)
+    n_top_p = np.maximum(_count(sums < top_p * (sums[:, -1:] if total is None else total)) + 1, min_keep)
     n_min_p = np.maximum(_count(below >= np.log(min_p)), np.maximum(min_keep, 1))
     n_kept = np.where(top_p < 1.0, np.minimum(n_top_p, n_min_p), n_min_p)
     weights = np.exp(below / temperature.astype(np.float32))
@@ -104,9 +134,9 @@ def draw(kept: Kept, uniform: Sequence[float]) -> Ints:
 
 def top_logprobs(row: Floats, token: Token, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
     """Natural log-probability of a token over the whole row, and those of the n likeliest tokens, sorted."""
-    highest = row.max()
-    log_sum = highest + np.log(np.exp(row - highest).sum())
     best = top(row, n)[:n]
+    below = row - row[best[0]]
+    log_sum = row[best[0]] + np.log(np.exp(below, out=below).sum())
     pairs = zip(best.tolist(), (row[best] - log_sum).tolist(), strict=True)
     return float(row[token] - log_sum), tuple(pairs)
 
@@ -114,5 +144,6 @@ def top_logprobs(row: Floats, token: Token, n: int) -> tuple[float, tuple[tuple[
 def top_kept(kept: Kept, i: int, column: int, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
     """Probability of row i's drawn column after filtering, and the n likeliest kept tokens, none with 0."""
     p = kept.weights[i] / kept.weights[i].sum()
-    pairs = zip(kept.tokens[i, :n].tolist(), p[:n].tolist(), strict=True)
+    best = top(p, n)[:n]
+    pairs = zip(kept.tokens[i, best].tolist(), p[best].tolist(), strict=True)
     return float(p[column]), tuple(pair for pair in pairs if pair[1] > 0.0)

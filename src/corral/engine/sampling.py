@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from corral.engine.probs import Filter, draw, keep, top_kept, top_logprobs
+from corral.engine.probs import Filter, Kept, draw, keep, keep_wide, top_kept, top_logprobs
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
@@ -190,8 +190,9 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
         elif 0 < sampler.filter.top_k <= N_NARROW:
             narrow.append(_Draw(at, logits[i], row, sampler, sampler.filter))
         else:
-            picked |= _draw([_Draw(at, logits[i], row, sampler, sampler.filter)])
-    return picked | _draw(narrow) if narrow else picked
+            wide = _Draw(at, logits[i], row, sampler, sampler.filter)
+            picked |= _draw([wide], keep_wide(row, sampler.filter))
+    return picked | _draw(narrow, keep([d.row for d in narrow], [d.filter for d in narrow])) if narrow else picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,7 @@ class _Draw:
     filter: Filter
 
 
-def _draw(draws: Sequence[_Draw]) -> dict[int, Picked]:
-    kept = keep([d.row for d in draws], [d.filter for d in draws])
+def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
     columns = draw(kept, [d.sampler.random.random() for d in draws])
     tokens = kept.tokens[np.arange(len(draws)), columns].tolist()
     picked = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,19 +76,19 @@ class FakeModel:
         pass
 
 
-def sampler(prompt: Sequence[Token] = (), **settings: object) -> RowSampler:
-    return new_row_sampler(Sampling(**{"seed": 1, **settings}), FakeModel(), EOG, prompt)  # type: ignore[arg-type]
+def sampler(prompt: Sequence[Token] = (), **settings: Any) -> RowSampler:
+    return new_row_sampler(Sampling(**{"seed": 1, **settings}), FakeModel(), EOG, prompt)
 
 
 def random_rows(n: int, seed: int = 0, n_vocab: int = N_VOCAB) -> Row:
     return np.random.default_rng(seed).normal(0, 3, (n, n_vocab)).astype(np.float32)
 
 
-def pick(row: Row, **settings: object) -> Picked:
+def pick(row: Row, **settings: Any) -> Picked:
     return pick_rows(row[None], [(0, sampler(**settings))])[0]
 
 
-def kept(row: Row, **settings: object) -> dict[Token, float]:
+def kept(row: Row, **settings: Any) -> dict[Token, float]:
     """Every candidate with its probability of being drawn."""
     return dict(pick(row, n_probs=N_VOCAB, post_sampling_probs=True, **settings).top)
 
@@ -144,23 +145,20 @@ def test_a_sampler_that_is_not_listed_is_off() -> None:
 
 
 def test_different_settings_in_one_step_do_not_disturb_each_other() -> None:
-    rows = random_rows(4)
-    settings: list[dict[str, object]] = [
+    rows = random_rows(6)
+    settings: list[dict[str, Any]] = [
         {"top_k": 3},
         {"top_k": 0},
+        {"top_k": 1900},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"temperature": 0.0},
         {"top_p": 0.5, "min_keep": 9},
     ]
-    alone = [
-        [pick_rows(rows[i : i + 1], [(0, s)])[0].token for _ in range(20)] for i, s in enumerate(map(_make, settings))
-    ]
-    group = [_make(s) for s in settings]
-    together = [[p.token for p in pick_rows(rows, list(enumerate(group)))] for _ in range(20)]
-    assert [list(column) for column in zip(*together, strict=True)] == alone
-
-
-def _make(settings: dict[str, object]) -> RowSampler:
-    return sampler(**settings)
+    group = [(i, sampler(**s)) for i, s in enumerate(settings)]
+    together = [[p.token for p in pick_rows(rows, group)] for _ in range(20)]
+    for i, drawn in enumerate(zip(*together, strict=True)):
+        alone = [(i, sampler(**settings[i]))]
+        assert [pick_rows(rows, alone)[0].token for _ in range(20)] == list(drawn)
 
 
 def test_siblings_share_a_row_and_draw_apart() -> None:
@@ -270,7 +268,7 @@ def test_rows_that_are_broken_still_give_a_token() -> None:
         {"n_probs": 3, "post_sampling_probs": True},
     ):
         for i in range(len(rows)):
-            picked = pick_rows(rows, [(i, sampler(**settings))])  # type: ignore[arg-type]
+            picked = pick_rows(rows, [(i, sampler(**settings))])
             assert 0 <= picked[0].token < N_VOCAB
 
 
@@ -289,9 +287,9 @@ def test_rows_that_are_broken_still_give_a_token() -> None:
         {"samplers": ("top_k", "top_k")},
     ],
 )
-def test_other_settings_go_to_the_chain_with_the_seed_and_the_prompt(settings: dict[str, object]) -> None:
+def test_other_settings_go_to_the_chain_with_the_seed_and_the_prompt(settings: dict[str, Any]) -> None:
     model = FakeModel()
-    sampling = Sampling(seed=77, **settings)  # type: ignore[arg-type]
+    sampling = Sampling(seed=77, **settings)
     s = new_row_sampler(sampling, model, EOG, [4, 5])
     assert pick_rows(random_rows(1), [(0, s)])[0].token == 77
     chain = model.chains[0]
@@ -317,6 +315,6 @@ def test_defaults_do_not_make_a_chain() -> None:
         {"logit_bias": ((-1, 1.0),)},
     ],
 )
-def test_settings_that_nobody_can_use_are_refused(settings: dict[str, object]) -> None:
+def test_settings_that_nobody_can_use_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         sampler(**settings)
