@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvloop
+
 from corral.api.app import App, create_app
 from corral.api.schemas.defaults import Defaults
 from corral.api.serve import serve

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,8 +10,6 @@ from starlette.responses import Response
 from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
 
 JSON = "application/json; charset=utf-8"
-
-_log = logging.getLogger(__name__)
 
 
 def error_body(error: CorralError) -> bytes:
@@ -43,6 +39,6 @@ async def on_http_exception(_request: Request, error: Exception) -> Response:
     return error_response(InvalidRequest(str(error.detail)))
 
 
-async def on_unexpected(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+async def on_unexpected(_request: Request, _error: Exception) -> Response:
+    """A fault of ours. It is raised again after the answer, and logged by the server."""
     return error_response(ServerError("internal error"))

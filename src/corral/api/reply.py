@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from corral.api.errors import JSON, error_body, error_response
 from corral.api.job import Job
 from corral.engine.thread import EngineThread
-from corral.errors import CorralError
+from corral.errors import CorralError, ServerError
 from corral.events import Chunk, Event, Failed, Finished
 
 _STREAM_START = {
@@ -42,10 +42,6 @@ class Dialect(Protocol):
     def whole(self, results: list[Finished]) -> object:
         """The whole reply as JSON; results by index."""
         ...
-
-
-def error_event(error: CorralError) -> bytes:
-    return b"data: %b\n\n" % error_body(error)
 
 
 class _Reply(Response):
@@ -97,8 +93,12 @@ class StreamReply(_Reply):
             if not stream.is_open:
                 await error_response(error)(scope, receive, send)
                 return
-            await stream.write(error_event(error))
-            await stream.close()
+            await stream.fail(error)
+        except Exception:
+            # A fault of ours. The client must see an error, not a stream that seems to be whole.
+            if stream.is_open:
+                await stream.fail(ServerError("internal error"))
+            raise
 
     async def _run_with_pings(self, stream: _EventStream) -> None:
         interval_s = self._job.params.sse_ping_interval_s
@@ -144,6 +144,11 @@ class _EventStream:
         if body:
             self._written_s = self._clock()
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def fail(self, error: CorralError) -> None:
+        """End the stream with an error event."""
+        await self.write(b"data: %b\n\n" % error_body(error))
+        await self.close()
 
     async def close(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,178 @@
+"""Request fields: types, limits, aliases and clamps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.api.canned import N_VOCAB, ByteTokenizer
+
+from corral.api.schemas.defaults import Defaults
+from corral.api.schemas.fields import Fields, parse_object
+from corral.api.schemas.params import Params, read_params
+from corral.config import ServerConfig
+from corral.errors import InvalidRequest
+from corral.tasks import Limits, Sampling
+
+
+def read(body: dict[str, object], defaults: Defaults | None = None, server: ServerConfig | None = None) -> Params:
+    return read_params(Fields(body), defaults or Defaults(), server or ServerConfig(), ByteTokenizer(), n_slots=4)
+
+
+def test_an_empty_body_is_the_command_lines_defaults() -> None:
+    defaults = Defaults(Sampling(temperature=0.25), Limits(n_predict=9, stop=("x",)), cache_prompt=False)
+    params = read({}, defaults)
+    assert (params.sampling, params.limits, params.cache_prompt) == (defaults.sampling, defaults.limits, False)
+
+
+def test_null_counts_as_absent() -> None:
+    every = ("temperature", "n_predict", "stop", "stream", "seed", "samplers", "logit_bias", "stream_options", "n")
+    assert read(dict.fromkeys(every)) == read({})
+
+
+@pytest.mark.parametrize(
+    ("body", "n_predict"),
+    [
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 2, "max_tokens": 3}, 2),
+        ({"n_predict": 1, "max_completion_tokens": 2, "max_tokens": 3}, 1),
+        ({"n_predict": None, "max_tokens": 3}, 3),
+        ({"n_predict": 0}, 0),
+        ({"n_predict": -1}, 50),
+        ({"n_predict": 99}, 99),
+    ],
+)
+def test_n_predict_and_its_aliases(body: dict[str, object], n_predict: int) -> None:
+    assert read(body, Defaults(limits=Limits(n_predict=50))).limits.n_predict == n_predict
+
+
+def test_soft_limits_clamp() -> None:
+    s = read({"temperature": -1, "top_k": -5, "top_p": 7, "min_p": -2, "mirostat": 9, "adaptive_target": 2}).sampling
+    assert (s.temperature, s.top_k, s.top_p, s.min_p, s.mirostat, s.adaptive_target) == (0, 0, 1, 0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"n_predict": -2}, "Field 'n_predict': Value must be between -1 <= value <= 2147483647, but got -2"),
+        ({"n": 0}, "Field 'n': Value must be between 1 <= value <= 4, but got 0"),
+        ({"n_cmpl": 5}, "Field 'n_cmpl': Value must be between 1 <= value <= 4, but got 5"),
+        ({"repeat_last_n": -1}, "Field 'repeat_last_n': Value must be between 0 <= value <= 2147483647, but got -1"),
+        (
+            {"adaptive_decay": 1.5},
+            "Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got 1.500000",
+        ),
+        ({"temperature": "hot"}, "Field 'temperature': type must be number, but is string"),
+        ({"temperature": True}, "Field 'temperature': type must be number, but is boolean"),
+        ({"n_predict": [1]}, "Field 'n_predict': type must be number, but is array"),
+        ({"stream": 1}, "Field 'stream': type must be boolean, but is number"),
+        ({"stop": [1]}, "Field 'stop': type must be array of strings, but is number"),
+        ({"stop": {}}, "Field 'stop': type must be array, but is object"),
+        ({"stream_options": True}, "Field 'stream_options': type must be object, but is boolean"),
+        ({"dry_sequence_breakers": []}, "Field 'dry_sequence_breakers': must be a non-empty array of strings"),
+        ({"repeat_penalty": 0}, "Failed to initialize samplers: repeat_penalty must be greater than 0"),
+        ({"grammar": {}}, "Field 'grammar': type must be string, but is object"),
+        ({"samplers": 3}, "Field 'samplers': type must be array, but is number"),
+        ({"seed": "x"}, "Field 'seed': type must be number, but is string"),
+        ({"lora": [{"id": 3, "scale": 1}]}, "Field 'lora': no adapter with id 3 is loaded"),
+        ({"lora": {}}, "Field 'lora': type must be array, but is object"),
+    ],
+)
+def test_refusals(body: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(body)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"json_schema": {}},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"response_format": {"type": "poem"}},
+        {"grammar_lazy": True},
+    ],
+)
+def test_a_constraint_is_never_ignored(body: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("seed", "used"),
+    [(-1, None), (2**32 - 1, None), (0, 0), (2**32 + 5, 5), (-2, 2**32 - 2), (1e300, 2**32 - 1), (7.9, 7)],
+)
+def test_seeds_are_unsigned_32_bit_and_minus_one_draws(seed: float, used: int | None) -> None:
+    expected = None if seed == 1e300 else used
+    assert read({"seed": seed}).sampling.seed == expected
+
+
+@pytest.mark.parametrize(
+    ("bias", "pairs"),
+    [
+        ([[5, 1.5]], ((5, 1.5),)),
+        ([[5, False], ["ab", -1]], ((5, -math.inf), (97, -1.0), (98, -1.0))),
+        ({"5": 2, "ab": False}, ((5, 2.0), (97, -math.inf), (98, -math.inf))),
+        ([], ()),
+    ],
+)
+def test_logit_bias_forms(bias: object, pairs: tuple[tuple[int, float], ...]) -> None:
+    assert read({"logit_bias": bias}).sampling.logit_bias == pairs
+
+
+@pytest.mark.parametrize("bias", [[[N_VOCAB, 1]], {"-1": 1}, [[5]], [5], [[True, 1]], [[5, True]], [[5, "x"]], "x"])
+def test_a_wrong_logit_bias_is_refused(bias: object) -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        read({"logit_bias": bias})
+
+
+def test_samplers_by_name_alias_and_letter() -> None:
+    assert read({"samplers": ["top-k", "topp", "nucleus", "temp", "nonsense"]}).sampling.samplers == (
+        "top_k",
+        "top_p",
+        "top_p",
+        "temperature",
+    )
+    assert read({"samplers": "kt?"}).sampling.samplers == ("top_k", "temperature")
+    assert read({"samplers": []}).sampling.samplers == ()
+
+
+def test_stop_forms() -> None:
+    defaults = Defaults(limits=Limits(stop=("User:",)))
+    assert read({"stop": "x"}, defaults).limits.stop == ("x",)
+    assert read({"stop": ["a", "", "b"]}, defaults).limits.stop == ("a", "b")
+    assert read({"stop": []}, defaults).limits.stop == ("User:",)
+
+
+def test_n_probs_and_logprobs() -> None:
+    assert read({"logprobs": True}).sampling.n_probs == 1
+    assert read({"logprobs": 3}).sampling.n_probs == 3
+    assert read({"n_probs": 2, "logprobs": 3}).sampling.n_probs == 2
+    assert read({"n_probs": 10**9}).sampling.n_probs == N_VOCAB
+
+
+def test_id_slot_wraps() -> None:
+    assert [read({"id_slot": i}).id_slot for i in (-1, 0, 5)] == [None, 0, 1]
+
+
+def test_usage_can_be_always_on() -> None:
+    assert not read({}).include_usage
+    assert read({"stream_options": {"include_usage": True}}).include_usage
+    assert read({}, server=ServerConfig(always_usage=True)).include_usage
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"\xc4\xe3", b'{"a": NaN}', b"[" * 5000, b'{"a":"\\ud800"}'])
+def test_bad_bodies(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_object(raw)
+
+
+def test_a_parse_error_names_its_place() -> None:
+    with pytest.raises(InvalidRequest, match="parse error at line 2, column"):
+        parse_object(b'{"a":\n x}')
+
+
+def test_a_number_beyond_floats_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        read(parse_object(b'{"temperature": 1e999}'))
