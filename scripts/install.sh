@@ -29,7 +29,7 @@ beat() {
     if [ -n "$built" ]; then
         echo "  $1: compiling llama-cpp-python, $built (about 5 minutes on 2 cores, only the first time)"
     else
-        echo "  $1: $(grep -aoE '^ *(Collecting|Downloading|Building wheel|Installing)[^(]*' "$log" | tail -n 1 | sed 's/^ *//' || true)"
+        echo "  $1: $(grep -aoE '^ *(Collecting|Downloading|Building|Installing) .*' "$log" | tail -n 1 | sed 's/^ *//' | cut -c 1-70 || true)"
     fi
 }
 
