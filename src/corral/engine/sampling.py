@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 RANDOM_SEED = 0xFFFFFFFF
 """libllama takes this seed as "draw one"; a task's seed is below it, so that it can be repeated."""
 
+FLOAT32_MAX = 3.4028234e38
+INT32_MAX = 0x7FFFFFFF
+
 N_NARROW = 1024
 """Rows that keep more candidates are filtered one by one, so as not to widen the table of the others."""
 
@@ -67,11 +70,12 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
 
 
 def _check(sampling: Sampling, n_vocab: int) -> None:
-    repeat, others = sampling.repeat_penalty, (sampling.frequency_penalty, sampling.presence_penalty)
-    if not (math.isfinite(repeat) and repeat > 0.0 and math.isfinite(1.0 / repeat)):
+    if not 1.0 / FLOAT32_MAX <= sampling.repeat_penalty <= FLOAT32_MAX:
         raise InvalidRequest("Failed to initialize samplers: repeat_penalty must be a finite number above 0")
-    if not all(map(math.isfinite, others)):
+    if not all(abs(p) <= FLOAT32_MAX for p in (sampling.frequency_penalty, sampling.presence_penalty)):
         raise InvalidRequest("Failed to initialize samplers: penalties must be finite numbers")
+    if not all(abs(n) <= INT32_MAX for n in (sampling.top_k, sampling.min_keep, sampling.repeat_last_n)):
+        raise InvalidRequest("Failed to initialize samplers: counts must be 32-bit numbers")
     for token, _ in sampling.logit_bias:
         if not 0 <= token < n_vocab:
             raise InvalidRequest(f"logit_bias: token {token} is not in the vocabulary (0 to {n_vocab - 1})")
@@ -107,7 +111,7 @@ def read_filter(sampling: Sampling) -> Filter | None:
         top_k=sampling.top_k if "top_k" in names else 0,
         top_p=sampling.top_p if "top_p" in names else 1.0,
         min_p=sampling.min_p if "min_p" in names else 0.0,
-        temperature=temperature,
+        temperature=min(max(temperature, 1e-30), 1e30),
         min_keep=sampling.min_keep,
     )
 
@@ -122,7 +126,8 @@ class Edits:
         for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in eog if sampling.ignore_eos)):
             biases[token] = biases.get(token, 0.0) + bias
         self._biased = np.array(list(biases.keys()), np.intp)
-        self._bias = np.array(list(biases.values()), np.float32)
+        with np.errstate(over="ignore"):
+            self._bias = np.minimum(np.array(list(biases.values())).astype(np.float32), np.float32(FLOAT32_MAX))
         self._repeat = np.float32(sampling.repeat_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._presence = np.float32(sampling.presence_penalty)

@@ -161,6 +161,13 @@ def test_different_settings_in_one_step_do_not_disturb_each_other() -> None:
         assert [pick_rows(rows, alone)[0].token for _ in range(20)] == list(drawn)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-20, 1e20, 1e300])
+def test_temperatures_at_the_ends_of_the_scale(temperature: float) -> None:
+    row = random_rows(1)[0]
+    got = kept(row, temperature=temperature, top_k=4, top_p=1.0, min_p=0.0)
+    assert list(got.values()) == pytest.approx([1.0] if temperature < 1.0 else [0.25] * 4)
+
+
 def test_siblings_share_a_row_and_draw_apart() -> None:
     row = random_rows(1)
     picked = pick_rows(row, [(0, sampler(seed=seed, temperature=3.0)) for seed in range(30)])
@@ -206,6 +213,12 @@ def test_biases_ban_and_force_and_add_up() -> None:
     assert pick(row, temperature=0.0, logit_bias=((best, -math.inf),)).token == np.argsort(-row)[1]
     assert pick(row, temperature=0.0, logit_bias=((9, 60.0), (9, 60.0), (8, 100.0))).token == 9
     assert best not in kept(row, logit_bias=((best, -math.inf),))
+
+
+def test_biases_too_large_for_a_float_still_win_and_ban() -> None:
+    row = random_rows(1)[0]
+    assert pick(row, logit_bias=((9, 1e300),)).token == 9
+    assert 9 not in kept(row, logit_bias=((9, -1e300),))
 
 
 def test_ignore_eos_bans_every_end_of_generation_token() -> None:
@@ -311,6 +324,10 @@ def test_defaults_do_not_make_a_chain() -> None:
         {"repeat_penalty": math.inf},
         {"frequency_penalty": math.nan},
         {"presence_penalty": math.inf},
+        {"repeat_penalty": 1e-300},
+        {"presence_penalty": 1e300},
+        {"repeat_last_n": 1 << 70},
+        {"min_keep": 1 << 40},
         {"logit_bias": ((N_VOCAB, 1.0),)},
         {"logit_bias": ((-1, 1.0),)},
     ],
