@@ -36,7 +36,8 @@ class LlamaContext:
         """``model`` is libllama's handle and must outlive this. Raises LoadError."""
         self._abort = AbortFlag()
         params = context_params(model, config, self._abort.callback, self._abort.data)
-        with library.start().collect() as lines:
+        self._log = library.start()
+        with self._log.collect() as lines:
             self._handle = lib.llama_init_from_model(model, params)
         if not self._handle:
             raise LoadError(f"cannot make a context: {library.reason(lines, 'libllama gave no reason')}")
@@ -73,7 +74,8 @@ class LlamaContext:
             self._batch.fill(spans)
         except OverflowError:  # a token beyond 32 bits; smaller bad tokens are found by libllama
             return DecodeStatus.INVALID
-        status = _STATUS.get(lib.llama_decode(self._handle, self._batch.raw), DecodeStatus.FAILED)
+        with self._log.collect():  # the status says it all
+            status = _STATUS.get(lib.llama_decode(self._handle, self._batch.raw), DecodeStatus.FAILED)
         self._abort.clear()
         if status is DecodeStatus.OK:
             self._n_readable = self._batch.n_outputs
@@ -103,7 +105,7 @@ class LlamaContext:
         """Raises MemoryError if libllama cannot write the state."""
         self._check_row(row)
         n_bytes = lib.llama_state_seq_get_size(self._handle, row)
-        # Written in place while nobody else has seen the object: states are megabytes, a second copy would double the cost.
+        # Written in place while nobody else has seen the object: states are megabytes, a second copy would cost as much.
         data: bytes = _new_bytes(None, n_bytes)
         if lib.llama_state_seq_get_data(self._handle, _pointer(data), n_bytes, row) != n_bytes:
             raise MemoryError(f"the state of row {row} cannot be saved")
@@ -112,7 +114,7 @@ class LlamaContext:
     def load(self, row: RowId, data: bytes) -> bool:
         self._check_row(row)
         self._trim(row, 0)
-        with library.start().collect():
+        with self._log.collect():
             loaded = lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row) == len(data)
         if not loaded:
             self._trim(row, 0)
