@@ -24,8 +24,8 @@ trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
 
 beat() {
     local built
-    # The build prints "[12/345] Building ..." (ninja) or "[ 12%] Building ..." (make).
-    built=$(grep -aoE '^ *\[ *[0-9]+(/[0-9]+|%)\] Building' "$log" | tail -n 1 | grep -oE '[0-9]+(/[0-9]+|%)' || true)
+    # The build prints "[12/345] gcc ..." (ninja) or "[ 12%] Building ..." (make).
+    built=$(grep -aoE '^ *\[ *[0-9]+(/[0-9]+|%)\] ' "$log" | tail -n 1 | grep -oE '[0-9]+(/[0-9]+|%)' || true)
     if [ -n "$built" ]; then
         echo "  $1: compiling llama-cpp-python, $built (about 5 minutes on 2 cores, only the first time)"
     else
