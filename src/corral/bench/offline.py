@@ -130,10 +130,11 @@ def _task(task_id: TaskId, tokenizer: Tokenizer, config: OfflineConfig, row: int
 
 
 def steady_figures(steady: SteadyState) -> Figures:
-    """Means over the steps between both marks. ``outside_share``: the part of a step that is not the forward pass.
+    """Means over the steps between both marks.
 
-    ``loop_ms``: wall time of a step besides what the engine counts as the step. Raises BenchError if the streams never
-    ran all together.
+    ``outside_ms`` is the wall time of a step besides the forward pass and ``outside_share`` its part of the whole:
+    planning, sampling and bookkeeping (what the engine counts as the step), then ``loop_ms``, what its thread does
+    between steps. Raises BenchError if the streams never ran all together.
     """
     if steady.error is not None:
         raise steady.error
@@ -148,7 +149,7 @@ def steady_figures(steady: SteadyState) -> Figures:
         "steps": n_steps,
         "step_ms": round(step_ms / n_steps, 3),
         "forward_ms": round(forward_ms / n_steps, 3),
-        "outside_ms": round((step_ms - forward_ms) / n_steps, 3),
-        "outside_share": round((step_ms - forward_ms) / step_ms, 4),
+        "outside_ms": round((wall_ms - forward_ms) / n_steps, 3),
+        "outside_share": round((wall_ms - forward_ms) / wall_ms, 4),
         "loop_ms": round((wall_ms - step_ms) / n_steps, 3),
     }
