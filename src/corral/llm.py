@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -164,7 +164,7 @@ class LLM:
         texts = [template.render(conversation) for conversation in many]  # type: ignore[arg-type]
         return self.generate([self._without_bos(text) for text in texts], params, progress=progress)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> AsyncIterator[Chunk]:
+    async def stream(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> AsyncGenerator[Chunk]:
         """Chunks of text as they become final. Leaving the loop early cancels the task."""
         (task, *others) = self._group(self._tokens(prompt), params)
         if others:
