@@ -63,10 +63,10 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     _check(sampling, model.info.n_vocab)
     seed = _seed(sampling.seed)
     if is_common(sampling):
-        return RowSampler(sampling, seed, Edits(sampling, eog, prompt), None)
+        return RowSampler(sampling, seed, Edits(sampling, eog, prompt, model.info.n_ctx_train), None)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
-    return RowSampler(sampling, seed, Edits(Sampling(), frozenset(), ()), chain)
+    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain)
 
 
 def _check(sampling: Sampling, n_vocab: int) -> None:
@@ -117,11 +117,14 @@ def read_filter(sampling: Sampling) -> Filter | None:
 
 
 class Edits:
-    """What a task changes in its rows before filtering: biases, then penalties for its last tokens."""
+    """What a task changes in its rows before filtering: biases, then penalties for its last tokens.
+
+    A negative ``repeat_last_n`` means ``n_ctx_train``.
+    """
 
     __slots__ = ("_bias", "_biased", "_counts", "_frequency", "_last", "_presence", "_repeat")
 
-    def __init__(self, sampling: Sampling, eog: Iterable[Token], prompt: Sequence[Token]) -> None:
+    def __init__(self, sampling: Sampling, eog: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
         biases: dict[Token, float] = {}
         for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in eog if sampling.ignore_eos)):
             biases[token] = biases.get(token, 0.0) + bias
@@ -131,8 +134,9 @@ class Edits:
         self._repeat = np.float32(sampling.repeat_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._presence = np.float32(sampling.presence_penalty)
-        n_last = sampling.repeat_last_n if _is_penalised(sampling) else 0
-        self._last: deque[Token] = deque(prompt[max(0, len(prompt) - n_last) :] if n_last else (), max(n_last, 0))
+        n_last = n_ctx_train if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+        self._last: deque[Token] = deque(maxlen=n_last if _is_penalised(sampling) else 0)
+        self._last.extend(prompt[max(0, len(prompt) - n_last) :])
         self._counts = Counter(self._last)
 
     def apply(self, row: Floats) -> Floats:

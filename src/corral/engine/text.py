@@ -183,6 +183,9 @@ class StopFinder:
         if self.skip(text):
             return
         for i, char in enumerate(text):
+            if not self.n_open and self.word is None and char not in self._firsts:
+                self._n_fed += 1
+                continue
             self._read(char)
             if self.decided:
                 self._n_fed += len(text) - i - 1

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from corral.config import ModelConfig
 from corral.engine.sampling import RANDOM_SEED, RowSampler, new_row_sampler, pick_rows
 from corral.errors import InvalidRequest
 from corral.ids import Token
-from corral.ports import ModelInfo, Picked, Tokenizer
+from corral.llama.model import LlamaModel
+from corral.ports import Model, ModelInfo, Picked, Tokenizer
 from corral.tasks import Sampling
 
 N_VOCAB = 2000
@@ -105,7 +108,7 @@ def test_temperature_zero_takes_the_largest_and_the_first_of_equals() -> None:
     assert [p.token for p in picked] == [50, rows[0].argmax(), rows[1].argmax()]
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 40, 700, N_VOCAB, 5000, 0])
+@pytest.mark.parametrize("top_k", [1, 2, 20, 40, 700, N_VOCAB, 5000, 0])
 def test_top_k_keeps_the_k_largest(top_k: int) -> None:
     row = random_rows(1)[0]
     order = np.argsort(-row)[: top_k or None]
@@ -235,6 +238,14 @@ def test_penalties_remember_prompt_and_picks_within_the_last_n() -> None:
     assert [pick_rows(row[None], [(0, s)])[0].token for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
+def test_a_negative_repeat_last_n_looks_back_over_the_whole_context() -> None:
+    row = random_rows(1)[0]
+    best = int(row.argmax())
+    far = [best] + [7] * 100
+    assert pick(row, prompt=far, temperature=0.0, presence_penalty=100.0, repeat_last_n=-1).token != best
+    assert pick(row, prompt=far, temperature=0.0, presence_penalty=100.0, repeat_last_n=64).token == best
+
+
 def test_penalty_formulas() -> None:
     row = np.full(N_VOCAB, -np.inf, np.float32)
     row[:3] = [2.0, -1.0, 0.5]
@@ -335,3 +346,76 @@ def test_defaults_do_not_make_a_chain() -> None:
 def test_settings_that_nobody_can_use_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         sampler(**settings)
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": -0.4},
+    {"temperature": 2.0, "repeat_penalty": 1.3, "repeat_last_n": 10, "top_p": 0.5, "min_keep": 7},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repeat_last_n": 300},
+    {"repeat_penalty": 1.5, "repeat_last_n": 0},
+    {"presence_penalty": 2.0, "repeat_last_n": -1},
+    {"ignore_eos": True, "logit_bias": ((3, 5.0), (7, -math.inf), (3, 1.5), (11, 20.0))},
+    {"top_k": 1},
+    {"top_k": 5, "top_p": 1.0},
+    {"top_k": 0},
+    {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"top_k": 0, "top_p": 1.0, "min_p": 0.2, "min_keep": 3},
+    {"top_k": 0, "top_p": 0.999, "min_p": 0.0, "temperature": 1.0},
+    {"top_k": 700, "top_p": 0.99, "min_p": 0.01},
+    {"top_k": 1 << 30, "min_p": 0.0},
+    {"top_p": 0.0, "min_keep": 5},
+    {"top_p": 1.0, "min_p": 1.0, "min_keep": 2},
+    {"min_keep": 60},
+    {"samplers": ("top_k", "min_p"), "temperature": 0.1},
+    {"samplers": ("penalties", "temperature"), "repeat_penalty": 1.2},
+    {"samplers": ()},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(ModelConfig(tiny_model))
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("spread", [0.2, 2.0, 8.0])
+def test_what_numpy_keeps_is_what_the_chain_keeps(model: Model, settings: dict[str, Any], spread: float) -> None:
+    info = model.info
+    sampling = Sampling(**{"seed": 5, "n_probs": info.n_vocab, "post_sampling_probs": True} | settings)
+    random = np.random.default_rng(3)
+    row = random.normal(0, spread, info.n_vocab).astype(np.float32)
+    row[list(info.eog_tokens)[:1]] = row.max() + 1.0
+    prompt = [*random.integers(0, info.n_vocab, 100).tolist(), *np.argsort(-row)[:20].tolist() * 2]
+    chain = model.new_sampler(sampling, 5, info.n_ctx_train)
+    chain.feed(prompt)
+    ours = new_row_sampler(sampling, model, info.eog_tokens, prompt)
+    assert ours.chain is None
+    wanted, got = chain.pick(row), pick_rows(row[None], [(0, ours)])[0]
+    chain.close()
+    if sampling.temperature <= 0.0 and "temperature" in sampling.samplers:
+        assert got.token == wanted.token
+    assert_same_probabilities(dict(got.top), dict(wanted.top))
+
+
+def assert_same_probabilities(got: dict[Token, float], wanted: dict[Token, float]) -> None:
+    """Up to rounding, which may also decide which of the least likely candidates are the last to be kept."""
+    differences = [abs(got.get(t, 0.0) - wanted.get(t, 0.0)) for t in got.keys() | wanted.keys()]
+    assert max(differences) < 2e-5
+    assert sum(differences) < 1e-3
+
+
+def test_log_probabilities_agree_with_the_chain(model: Model) -> None:
+    info = model.info
+    row = np.random.default_rng(3).normal(0, 2, info.n_vocab).astype(np.float32)
+    for temperature in (0.0, 0.8):
+        sampling = Sampling(seed=5, n_probs=10, temperature=temperature, top_k=1)
+        chain = model.new_sampler(sampling, 5, info.n_ctx_train)
+        wanted = chain.pick(row)
+        chain.close()
+        got = pick_rows(row[None], [(0, new_row_sampler(sampling, model, info.eog_tokens, ()))])[0]
+        assert (got.token, [t for t, _ in got.top]) == (wanted.token, [t for t, _ in wanted.top])
+        assert [got.p, *dict(got.top).values()] == pytest.approx([wanted.p, *dict(wanted.top).values()], abs=1e-4)
