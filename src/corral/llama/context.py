@@ -1,4 +1,4 @@
-"""Owns one libllama context: the KV cache and the forward pass. Checks every call, because libllama aborts on bad ones."""
+"""Owns one libllama context: KV cache and forward pass. Checks every call, because libllama aborts on bad ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LlamaContext:
             return np.empty((0, self._n_vocab), np.float32)
         first = library.address(lib.llama_get_logits(self._handle))
         values = (ctypes.c_float * (self._n_readable * self._n_vocab)).from_address(first)
-        return np.frombuffer(values, np.float32).reshape(self._n_readable, self._n_vocab)
+        return np.frombuffer(memoryview(values), np.float32).reshape(self._n_readable, self._n_vocab)
 
     def bounds(self, row: RowId) -> tuple[int, int]:
         self._check_row(row)
@@ -105,7 +105,7 @@ class LlamaContext:
         """Raises MemoryError if libllama cannot write the state."""
         self._check_row(row)
         n_bytes = lib.llama_state_seq_get_size(self._handle, row)
-        # Written in place while nobody else has seen the object: states are megabytes, a second copy would cost as much.
+        # Written in place while nobody else has seen the object: a second copy of megabytes would cost as much.
         data: bytes = _new_bytes(None, n_bytes)
         if lib.llama_state_seq_get_data(self._handle, _pointer(data), n_bytes, row) != n_bytes:
             raise MemoryError(f"the state of row {row} cannot be saved")
@@ -115,7 +115,8 @@ class LlamaContext:
         self._check_row(row)
         self._trim(row, 0)
         with self._log.collect():
-            loaded = lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row) == len(data)
+            n_read = int(lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row))
+        loaded = n_read == len(data)
         if not loaded:
             self._trim(row, 0)
         self._ends[row] = self.bounds(row)[1]

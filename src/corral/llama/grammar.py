@@ -1,5 +1,7 @@
-"""Owns the check of a user's GBNF before libllama sees it: libllama's parser overflows the stack, never ends or runs out
-of memory on some grammars, and its own checks come too late for those."""
+"""Owns the check of a user's GBNF before libllama sees it.
+
+libllama's parser overflows the stack, never ends or runs out of memory on some grammars; its own checks come too late.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def _bad(reason: str) -> InvalidRequest:
 
 @dataclass(slots=True)
 class _Graph:
-    """Rules as lists of alternates, alternates as lists of rule numbers (or _TERMINAL); groups are rules without name."""
+    """Rules as lists of alternates of rule numbers (or _TERMINAL); groups and repetitions are rules without a name."""
 
     rules: list[list[_Alternate]] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class LlamaTokenizer:
             n = self._tokenize(raw, buffer := (lib.llama_token * -n)(), add_special, parse_special)
         if n < 0:
             raise ValueError("the text cannot be tokenized")
-        return buffer[:n]
+        return list(buffer[:n])
 
     def _tokenize(self, raw: bytes, buffer: Any, add_special: bool, parse_special: bool) -> int:
         return int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, len(buffer), add_special, parse_special))

@@ -1,0 +1,43 @@
+"""Model files for all tests: a tiny random one, and SmolLM2-135M in two weight types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.model.tiny import write_tiny_llama
+
+from corral.errors import LoadError
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF with random F32 weights that loads in milliseconds; 354 tokens, context 1024."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_window_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Like ``tiny_model`` but every other layer attends to the last 16 positions only."""
+    path = tmp_path_factory.mktemp("models") / "window.gguf"
+    return write_tiny_llama(path, arch="gemma2", name="Tiny window", window=16)
+
+
+@pytest.fixture(scope="session")
+def smollm2_q4_0() -> Path:
+    return _demo("Q4_0")
+
+
+@pytest.fixture(scope="session")
+def smollm2_f32() -> Path:
+    """For exact comparisons: with F32 weights rounding does not depend on the company of a row."""
+    return _demo("F32")
+
+
+def _demo(ftype: str) -> Path:
+    from corral.llama.demo import demo_model
+
+    try:
+        return demo_model(ftype)
+    except LoadError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,68 @@
+"""Makes tiny GGUF models with random weights that libllama loads in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_CTX = 2, 64, 4, 2, 96, 1024
+SPECIAL = ("<unk>", "<s>", "</s>")
+PRINTABLE = tuple("▁" if code == 32 else chr(code) for code in range(32, 127))
+
+
+def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: str = "Tiny", window: int = 0) -> Path:
+    """A llama-like model of about 60 thousand F32 weights over bytes and printable characters (354 tokens)."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_name(name)
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(N_LAYER)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if window:
+        writer.add_key_length(N_EMBD // N_HEAD)
+        writer.add_value_length(N_EMBD // N_HEAD)
+        writer.add_sliding_window(window)
+    _add_vocabulary(writer)
+    _add_weights(writer, seed, post_norms=arch.startswith("gemma"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *PRINTABLE]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(PRINTABLE)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+
+
+def _add_weights(writer: gguf.GGUFWriter, seed: int, *, post_norms: bool) -> None:
+    draw = np.random.default_rng(seed)
+    n_vocab, n_kv = len(SPECIAL) + 256 + len(PRINTABLE), N_EMBD // N_HEAD * N_HEAD_KV
+    shapes = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
+    shapes |= {"attn_output": (N_EMBD, N_EMBD), "ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD)}
+    shapes |= {"ffn_down": (N_EMBD, N_FF)}
+    norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if post_norms else [])
+    names = {"token_embd": (n_vocab, N_EMBD), "output": (n_vocab, N_EMBD)}
+    names |= {f"blk.{layer}.{name}": shape for layer in range(N_LAYER) for name, shape in shapes.items()}
+    for name, shape in names.items():
+        writer.add_tensor(f"{name}.weight", draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32))
+    for name in ["output_norm", *(f"blk.{layer}.{norm}" for layer in range(N_LAYER) for norm in norms)]:
+        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
