@@ -56,7 +56,8 @@ class MemoryTraits:
 class ModelInfo:
     """What a model says of itself. Token fields are None where the vocabulary has none.
 
-    ``meta`` holds the GGUF's scalar key-values as text. ``eog_tokens`` end a generation.
+    ``meta`` holds the GGUF's scalar key-values as text. ``eog_tokens`` end a generation,
+    ``suppressed_tokens`` are never to be drawn.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ModelInfo:
     eog_tokens: frozenset[Token]
     chat_template: str | None
     meta: dict[str, str]
+    suppressed_tokens: frozenset[Token] = frozenset()
 
 
 class DecodeStatus(Enum):

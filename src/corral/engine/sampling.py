@@ -63,7 +63,8 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     _check(sampling, model.info.n_vocab)
     seed = _seed(sampling.seed)
     if is_common(sampling):
-        return RowSampler(sampling, seed, Edits(sampling, eog, prompt, model.info.n_ctx_train), None)
+        banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
+        return RowSampler(sampling, seed, Edits(sampling, banned, prompt, model.info.n_ctx_train), None)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
     return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain)
@@ -117,16 +118,16 @@ def read_filter(sampling: Sampling) -> Filter | None:
 
 
 class Edits:
-    """What a task changes in its rows before filtering: biases, then penalties for its last tokens.
+    """What a task changes in its rows before filtering: biases and bans, then penalties for its last tokens.
 
     A negative ``repeat_last_n`` means ``n_ctx_train``.
     """
 
     __slots__ = ("_bias", "_biased", "_counts", "_frequency", "_last", "_presence", "_repeat")
 
-    def __init__(self, sampling: Sampling, eog: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
+    def __init__(self, sampling: Sampling, banned: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
         biases: dict[Token, float] = {}
-        for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in eog if sampling.ignore_eos)):
+        for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in banned)):
             biases[token] = biases.get(token, 0.0) + bias
         self._biased = np.array(list(biases.keys()), np.intp)
         with np.errstate(over="ignore"):

@@ -126,7 +126,14 @@ def _read_info(handle: Any, vocab: Any, path: Path) -> ModelInfo:
         eog_tokens=frozenset(token for token in range(n_vocab) if lib.llama_vocab_is_eog(vocab, token)),
         chat_template=template.decode("utf-8", "replace") if template else None,
         meta=meta,
+        suppressed_tokens=_suppressed(vocab),
     )
+
+
+def _suppressed(vocab: Any) -> frozenset[Token]:
+    n = ctypes.c_int32(0)
+    tokens = lib.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(n))
+    return frozenset(int(tokens[i]) for i in range(n.value))
 
 
 def _read_meta(handle: Any) -> dict[str, str]:

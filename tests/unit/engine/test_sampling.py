@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,15 @@ def test_ignore_eos_bans_every_end_of_generation_token() -> None:
     row[[1, 2]] = 50.0
     assert pick(row, temperature=0.0).token == 1
     assert pick(row, temperature=0.0, ignore_eos=True).token not in EOG
+
+
+def test_tokens_that_the_model_suppresses_are_never_drawn() -> None:
+    row = random_rows(1)[0]
+    model = FakeModel()
+    model.info = replace(model.info, suppressed_tokens=frozenset({int(row.argmax())}))
+    for temperature in (0.0, 1.0):
+        s = new_row_sampler(Sampling(temperature=temperature, top_k=1), model, EOG, ())
+        assert pick_rows(row[None], [(0, s)])[0].token == np.argsort(-row)[1]
 
 
 def test_penalties_remember_prompt_and_picks_within_the_last_n() -> None:
