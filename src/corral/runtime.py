@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
+from corral.engine.core import Engine
 from corral.engine.thread import EngineThread
-from corral.ports import MemoryTraits, Model
+from corral.ports import Clock, Context, MemoryTraits, Model
+
+
+class SystemClock:
+    """The monotonic clock of the machine."""
+
+    def now_ms(self) -> float:
+        return time.perf_counter() * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +37,33 @@ class Runtime:
         on_progress: Callable[[float], None] | None = None,
     ) -> Runtime:
         """Load and start. ``on_progress`` hears the loaded fraction, 0..1, on this thread. Raises LoadError."""
-        raise NotImplementedError
+        from corral.llama.model import LlamaModel  # the fake must run where libllama is not built
+
+        loaded = LlamaModel.load(model, on_progress)
+        try:
+            memory = loaded.new_context(context)
+        except BaseException:
+            loaded.close()
+            raise
+        memory.warmup()
+        return _start(loaded, memory, SystemClock(), engine)
 
     @staticmethod
     def simulated(context: ContextConfig, engine: EngineConfig, seed: int = 0) -> Runtime:
         """The same over the fake model, for tests and trials without weights."""
-        raise NotImplementedError
+        from corral.sim.model import SimModel, SimSpec
+
+        model = SimModel(SimSpec(seed=seed))
+        return _start(model, model.new_context(context), SystemClock(), engine)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine and free everything."""
-        raise NotImplementedError
+        self.engine.stop(drain_s)
+        self.model.close()
+
+
+def _start(model: Model, context: Context, clock: Clock, config: EngineConfig) -> Runtime:
+    engine = Engine(model, context, clock, config)
+    thread = EngineThread(engine)
+    thread.start()
+    return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row)

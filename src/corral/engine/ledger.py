@@ -100,11 +100,11 @@ class KvLedger:
     @property
     def n_leased_cells(self) -> int:
         """Cells that busy rows hold."""
-        return self.n_used - self._cells.freed_by(set(self.cold_rows()))
+        return self.n_used - self.n_reclaimable()
 
-    def n_reclaimable(self) -> int:
-        """Cells that dropping every cold row would free."""
-        return self._cells.freed_by(set(self.cold_rows()))
+    def n_reclaimable(self, spared: RowId | None = None) -> int:
+        """Cells that dropping every cold row but ``spared`` would free."""
+        return self._cells.freed_by(set(self.cold_rows()) - {spared})
 
     def n_free(self, row: RowId) -> int:
         """Cells the row may still take without anything being dropped."""
@@ -117,6 +117,10 @@ class KvLedger:
 
     def leased_rows(self) -> list[RowId]:
         return sorted(self._leases)
+
+    def holders(self, key: CacheKey) -> list[Holder]:
+        """Everything that keeps a prefix under the key."""
+        return [h for h in self._tree.holders() if self._tree.key(h) == key]
 
     def rows(self) -> Iterator[RowId]:
         return (RowId(i) for i in range(self.traits.n_rows))
@@ -166,7 +170,7 @@ class KvLedger:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """The row keeps its tokens and turns cold. Raises StaleLease and changes nothing if it is not the current one."""
+        """The row keeps its tokens and turns cold. Raises StaleLease if it is not the current one."""
         if self._leases.get(lease.row) != lease:
             raise StaleLease(f"{lease} is not the lease of row {lease.row}")
         del self._leases[lease.row]

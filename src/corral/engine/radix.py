@@ -70,6 +70,10 @@ class RadixTree(Generic[H]):
         """Raises KeyError for a holder that is not known."""
         return self._keys[holder]
 
+    def holders(self) -> list[H]:
+        """Everyone who holds something."""
+        return list(self._tails)
+
     def length(self, holder: H) -> int:
         """0 for a holder that is not known."""
         tail = self._tails.get(holder)

@@ -1,0 +1,66 @@
+"""The invariants: what must hold after every commit. Raises AssertionError that says what does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from corral.engine.books import Books
+from corral.engine.plan import Plan
+from corral.engine.slot import Slot
+from corral.engine.state import SlotState
+from corral.ports import Context
+
+WITHOUT_ROW = frozenset({SlotState.IDLE, SlotState.STARTED, SlotState.WAIT_OTHER, SlotState.PARKED})
+
+
+def check(books: Books, context: Context) -> None:
+    """Ledger, leases, slots, context and budget agree with each other."""
+    books.ledger.check()
+    _check_leases(books)
+    for slot in books.slots:
+        _check_slot(slot, books)
+    _check_context(books, context)
+    _check_tasks(books)
+    stored = {s for s in books.ledger.snapshots() if s in books.store}
+    assert len(stored) == len(books.store) == len(books.ledger.snapshots()), "RAM tier and ledger differ"
+    assert books.store.n_bytes == books.ledger.total_snapshot_bytes, "RAM tier and ledger differ in bytes"
+
+
+def check_progress(books: Books, plan: Plan) -> None:
+    """With work to do there was something to do, or each task has a reason to wait. And somebody must be moving."""
+    if not plan.is_empty:
+        return
+    for waiting in books.waiting:
+        assert all(t.id in plan.deferrals for t in waiting.group), f"{waiting.group[0].id} waits without a reason"
+    assert all(s.is_idle for s in books.slots), f"nothing moves: {[s.state.value for s in books.slots]}"
+
+
+def _check_leases(books: Books) -> None:
+    rows = Counter(s.lease.row for s in books.slots if s.lease)
+    assert all(n == 1 for n in rows.values()), f"rows leased to several slots: {rows}"
+    assert sorted(rows) == books.ledger.leased_rows(), f"slots hold {sorted(rows)}, ledger {books.ledger.leased_rows()}"
+
+
+def _check_slot(slot: Slot, books: Books) -> None:
+    assert (slot.generation is None) == slot.is_idle, f"slot {slot.id}: {slot.state} with {slot.generation}"
+    assert (slot.lease is None) == (slot.state in WITHOUT_ROW), f"slot {slot.id}: {slot.state} with {slot.lease}"
+    if slot.lease is None:
+        return
+    work, row = slot.work, slot.lease.row
+    assert work.computed == books.ledger.length(row), f"slot {slot.id}: {work.computed} of {books.ledger.length(row)}"
+    assert books.ledger.tokens(row) == work.tokens[: work.computed], f"slot {slot.id}: other tokens than its row"
+    assert len(work.tokens) <= books.n_ctx_slot, f"slot {slot.id} outgrew its context"
+
+
+def _check_context(books: Books, context: Context) -> None:
+    for row in books.ledger.rows():
+        first, end = context.bounds(row)
+        assert (first, end) == (0, books.ledger.length(row)), f"row {row}: context {first, end}"
+
+
+def _check_tasks(books: Books) -> None:
+    running = [s.work.task.id for s in books.slots if s.generation]
+    waiting = [t.id for w in books.waiting for t in w.group]
+    places = Counter(running + waiting)
+    assert all(n == 1 for n in places.values()), f"tasks in several places: {places}"
+    assert set(places) == set(books.samplers), "samplers of other tasks than those that are there"

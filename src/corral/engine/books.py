@@ -1,0 +1,82 @@
+"""The engine's whole mutable state. ``commit`` writes it; the planner gets a view of it; everyone else a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from corral.config import EngineConfig
+from corral.engine.cost import CostModel
+from corral.engine.draft import View, Waiting
+from corral.engine.ledger import KvLedger
+from corral.engine.metrics import Metrics
+from corral.engine.sampling import RowSampler
+from corral.engine.slot import Slot
+from corral.engine.snapshots import SnapshotStore
+from corral.ids import CacheKey, SlotId, TaskId
+from corral.ports import MemoryTraits
+
+
+@dataclass(slots=True, eq=False)
+class Books:
+    """One engine's state.
+
+    ``samplers`` of every task that waits or runs. ``discarded``: keys whose prefixes nobody may use any more.
+    ``n_margin`` and ``n_no_room``: cells to leave free, and passes in a row that found no room. ``gap_rent_ms``: what
+    gaps between busy rows have cost since they opened. ``n_admitted`` is the serial of the youngest generation.
+    """
+
+    config: EngineConfig
+    traits: MemoryTraits
+    ledger: KvLedger
+    cost: CostModel
+    slots: list[Slot]
+    store: SnapshotStore = field(default_factory=SnapshotStore)
+    metrics: Metrics = field(default_factory=Metrics)
+    waiting: list[Waiting] = field(default_factory=list)
+    samplers: dict[TaskId, RowSampler] = field(default_factory=dict)
+    discarded: list[CacheKey] = field(default_factory=list)
+    next_snapshot: int = 0
+    n_margin: int = 0
+    n_no_room: int = 0
+    gap_rent_ms: float = 0.0
+    n_admitted: int = 0
+    n_released: int = 0
+
+    @staticmethod
+    def open(config: EngineConfig, traits: MemoryTraits) -> Books:
+        """Empty books for a context with these traits. Raises ValueError if it has fewer rows than there are slots."""
+        if traits.n_rows < config.n_slots:
+            raise ValueError(f"{config.n_slots} slots need as many rows, the context has {traits.n_rows}")
+        slots = [Slot(SlotId(i)) for i in range(config.n_slots)]
+        return Books(config, traits, KvLedger(traits), CostModel(traits), slots)
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """The most tokens that one task may hold."""
+        return self.traits.n_cells_row
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something: a task is there, or a prefix is to be forgotten."""
+        return bool(self.waiting or self.discarded) or any(not s.is_idle for s in self.slots)
+
+    def view(self, now_ms: float) -> View:
+        """What the planner may depend on."""
+        return View(
+            now_ms=now_ms,
+            config=self.config,
+            slots=self.slots,
+            waiting=self.waiting,
+            ledger=self.ledger,
+            cost=self.cost,
+            next_snapshot=self.next_snapshot,
+            n_margin=self.n_margin,
+            gap_rent_ms=self.gap_rent_ms,
+            discarded=tuple(self.discarded),
+        )
+
+    def close_sampler(self, task: TaskId) -> None:
+        """Does nothing if the task has none."""
+        sampler = self.samplers.pop(task, None)
+        if sampler is not None:
+            sampler.close()

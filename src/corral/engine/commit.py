@@ -1,0 +1,180 @@
+"""Recording what a step did: ops into the ledger, computed tokens into slots, failures into events."""
+
+from __future__ import annotations
+
+import logging
+
+from corral.engine.books import Books
+from corral.engine.cost import Features, Part, features
+from corral.engine.executor import OpResult, Outcome
+from corral.engine.life import Life
+from corral.engine.plan import Action, Admission, Begin, Evict, Park, Plan, Relocate, SlotSpan
+from corral.engine.reuse import n_runs
+from corral.engine.state import SlotState
+from corral.errors import DecodeFailed
+from corral.ids import SlotId
+from corral.ops import Copy, Drop, Load, Save, Trim
+from corral.ports import DecodeStatus
+
+log = logging.getLogger("corral.engine")
+
+MAX_NO_ROOM = 4
+"""Passes in a row without room, each with a larger margin, before the youngest task of the batch is given up."""
+
+
+class Commit:
+    """Writes an engine's books. What happens to a single task is ``life``'s."""
+
+    def __init__(self, books: Books, life: Life) -> None:
+        self._books = books
+        self._life = life
+
+    def record(self, plan: Plan, outcome: Outcome, start_ms: float) -> None:
+        """Make the books say what happened."""
+        before = self._features(plan)
+        for admission in plan.admissions:
+            self._life.admit(admission, start_ms)
+        self._count_overtaken(plan.admissions)
+        self._actions(plan.actions, outcome, start_ms)
+        self._waits(plan.waits)
+        self._books.discarded = [key for key in self._books.discarded if self._books.ledger.holders(key)]
+        match outcome.status:
+            case None:
+                pass
+            case DecodeStatus.OK:
+                self._forward(plan, outcome, before)
+            case DecodeStatus.NO_ROOM:
+                self._no_room(plan)
+            case _:
+                self._failure(plan, outcome)
+
+    def _features(self, plan: Plan) -> Features:
+        parts = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in plan.spans]
+        return features(parts, self._books.traits, self._books.ledger.n_used)
+
+    def _count_overtaken(self, admissions: tuple[Admission, ...]) -> None:
+        """Groups still waiting were overtaken by each admitted task that came later: its id is higher."""
+        for waiting in self._books.waiting if admissions else ():
+            waiting.n_overtaken += sum(a.task > waiting.group[0].id for a in admissions)
+
+    def _waits(self, waits: tuple[SlotId, ...]) -> None:
+        for slot in self._books.slots:
+            if slot.state is SlotState.STARTED and slot.id in waits:
+                slot.move(SlotState.WAIT_OTHER)
+            elif slot.state is SlotState.WAIT_OTHER and slot.id not in waits and not slot.work.n_decoded:
+                slot.move(SlotState.STARTED)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _actions(self, actions: tuple[Action, ...], outcome: Outcome, now_ms: float) -> None:
+        """Ops that were done go into the ledger; an effect holds if all its ops were done."""
+        results = iter(outcome.ops)
+        for action in actions:
+            for _ in action.ops:
+                result = next(results, None)
+                if result is None:
+                    return
+                self._op(result)
+                if not result.is_done:
+                    return
+            self._effect(action, now_ms)
+
+    def _op(self, result: OpResult) -> None:
+        books, op = self._books, result.op
+        if result.is_done:
+            books.ledger.apply(op, result.n_bytes)
+        match op:
+            case Save(_, snapshot):
+                books.next_snapshot = max(books.next_snapshot, snapshot + 1)
+                books.metrics.add("n_saved", result.is_done)
+            case Load(snapshot, row) if not result.is_done:  # the row is empty now, and the bytes are no good
+                books.ledger.apply(Trim(row, 0))
+                books.ledger.apply(Drop(snapshot))
+                books.store.drop(snapshot)
+            case Load():
+                books.metrics.add("n_loaded")
+            case Copy():
+                books.metrics.add("n_copied")
+            case _:
+                return
+        books.cost.learn_state(result.n_bytes, result.ms)
+
+    def _effect(self, action: Action, now_ms: float) -> None:
+        books = self._books
+        match action.effect:
+            case Begin(slot, row, n_reused):
+                self._life.begin(books.slots[slot], books.ledger.lease(row), n_reused, now_ms)
+            case Park(slot):
+                self._life.park(books.slots[slot])
+            case Relocate(slot, row):
+                moved = books.slots[slot]
+                assert moved.lease is not None
+                books.ledger.release(moved.lease)
+                moved.lease = books.ledger.lease(row)
+                books.gap_rent_ms = 0.0
+            case Evict(kept):
+                books.metrics.add("n_evicted", not kept)
+
+    # --- the forward pass ------------------------------------------------------------------------------------------
+
+    def _forward(self, plan: Plan, outcome: Outcome, shape: Features) -> None:
+        books = self._books
+        books.n_margin = books.n_no_room = 0
+        books.cost.learn(shape, outcome.forward_ms)
+        self._count_pass(plan, outcome)
+        for span in plan.spans:
+            slot = books.slots[span.slot]
+            books.ledger.extend(span.span.row, slot.work.key, span.span.tokens)
+            self._life.computed(slot, len(span.span.tokens), outcome.done_ms)
+            for sibling in span.samples[1:]:
+                self._life.share_prompt(books.slots[sibling], slot)
+        for slot_id, picked in outcome.picks:
+            self._life.token(books.slots[slot_id], picked, outcome.done_ms)
+        self._charge_rent(plan)
+
+    def _count_pass(self, plan: Plan, outcome: Outcome) -> None:
+        metrics = self._books.metrics
+        metrics.add("n_decode")
+        metrics.add("n_busy_slots", sum(not s.is_idle for s in self._books.slots))
+        metrics.add("forward_ms", outcome.forward_ms)
+        metrics.step.observe_ms(outcome.forward_ms)
+
+    def _charge_rent(self, plan: Plan) -> None:
+        """Cold rows pay for being scanned, gaps between busy rows for the further ubatch they cause."""
+        books = self._books
+        ledger, cost = books.ledger, books.cost
+        if books.traits.n_streams == 1:
+            for row in ledger.cold_rows():
+                rent_ms = cost.rent_ms(ledger.exclusive(row), plan.n_tokens)
+                ledger.rent_ms[row] = ledger.rent_ms.get(row, 0.0) + rent_ms
+        else:
+            n_gaps = n_runs(ledger.leased_rows()) - 1
+            books.gap_rent_ms = books.gap_rent_ms + n_gaps * cost.weights.n_ubatches if n_gaps > 0 else 0.0
+
+    def _no_room(self, plan: Plan) -> None:
+        """The ledger thought there was room: leave more next time; if that does not help, give up the youngest task."""
+        books = self._books
+        books.n_no_room += 1
+        books.n_margin += plan.n_tokens
+        log.warning("no room for a batch of %d tokens; margin is now %d cells", plan.n_tokens, books.n_margin)
+        if books.n_no_room >= MAX_NO_ROOM:
+            youngest = max((books.slots[s.slot] for s in plan.spans), key=lambda slot: slot.work.serial)
+            self._life.fail(youngest, DecodeFailed("Context size has been exceeded."))
+            books.n_margin = books.n_no_room = 0
+
+    def _failure(self, plan: Plan, outcome: Outcome) -> None:
+        """The tasks of this batch fail, and only they. Their rows hold what they held before it."""
+        ledger = self._books.ledger
+        for row, length in (outcome.lengths or {}).items():
+            ledger.apply(Trim(row, length))
+        message = "Invalid input batch." if outcome.status is DecodeStatus.INVALID else "Compute error."
+        log.error("forward pass of %d tasks failed: %s", len(plan.spans), message)
+        for slot_id in _slots_of(plan.spans):
+            slot = self._books.slots[slot_id]
+            if slot.lease is not None:
+                slot.work.computed = ledger.length(slot.lease.row)
+            self._life.fail(slot, DecodeFailed(message))
+
+
+def _slots_of(spans: tuple[SlotSpan, ...]) -> list[SlotId]:
+    return [s.slot for s in spans]

@@ -1,0 +1,184 @@
+"""The engine: takes tasks in, moves them on by one step at a time, says what happened.
+
+A step is plan -> execute -> commit. The planner is pure, the executor touches only the context, commit is the only
+writer of the books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corral.config import EngineConfig
+from corral.engine import audit
+from corral.engine.books import Books
+from corral.engine.commit import Commit
+from corral.engine.draft import Waiting
+from corral.engine.executor import Executor
+from corral.engine.life import Life
+from corral.engine.plan import Plan
+from corral.engine.policy import plan
+from corral.engine.publish import publish
+from corral.engine.sampling import RowSampler, new_row_sampler
+from corral.engine.state import EngineSnapshot
+from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
+from corral.events import Event, Failed, Finished, StopReason, Timings
+from corral.ids import SlotId, TaskId
+from corral.ports import Clock, Context, Model
+from corral.tasks import Task, TaskGroup
+
+
+class Engine:
+    """Not thread-safe: one thread calls it (``thread.EngineThread`` does).
+
+    ``books`` are for reading; ``snapshot`` is what other threads read; ``last_plan`` is that of the last step.
+    """
+
+    def __init__(self, model: Model, context: Context, clock: Clock, config: EngineConfig) -> None:
+        self.books = Books.open(config, context.traits)
+        self.last_plan = Plan()
+        self._model = model
+        self._context = context
+        self._clock = clock
+        self._executor = Executor(context, self.books.store, clock)
+        self._life = Life(self.books, model.info, model.tokenizer)
+        self._commit = Commit(self.books, self._life)
+        self.snapshot: EngineSnapshot = publish(self.books)
+
+    # --- from outside ----------------------------------------------------------------------------------------------
+
+    def submit(self, group: TaskGroup) -> None:
+        """Take a group in. What cannot be served is answered at once, by an event of the next ``step``."""
+        books = self.books
+        try:
+            self._check(group)
+            samplers = self._open_samplers(group) if group[0].prompt else {}
+        except CorralError as error:
+            books.metrics.add("n_refused", len(group))
+            self._life.events.extend(Failed(task.id, error) for task in group)
+            return
+        if not group[0].prompt:
+            self._life.events.extend(_nothing(task) for task in group)
+            return
+        books.samplers.update(samplers)
+        books.waiting.append(Waiting(group, self._clock.now_ms()))
+
+    def _check(self, group: TaskGroup) -> None:
+        """Raises the error of a group that can never run, or not now."""
+        n_slots, n_ctx, n_vocab = len(self.books.slots), self.books.n_ctx_slot, self._model.info.n_vocab
+        prompt, id_slot = group[0].prompt, group[0].id_slot
+        bad = next((t for t in prompt if not 0 <= t < n_vocab), None)
+        if bad is not None:
+            raise InvalidRequest(f"Prompt contains invalid tokens: {bad} is not in [0, {n_vocab})")
+        if len(prompt) >= n_ctx:
+            raise ExceedContext(len(prompt), n_ctx)
+        if len(group) > n_slots:
+            raise InvalidRequest(f"n is {len(group)}, but there are only {n_slots} slots (-np)")
+        if id_slot is not None and not 0 <= id_slot < n_slots:
+            raise InvalidRequest(f"id_slot is {id_slot}, but slots are 0 to {n_slots - 1}")
+        self._check_queue(len(group))
+
+    def _check_queue(self, n_new: int) -> None:
+        books, limit = self.books, self.books.config.max_queue
+        n_idle = sum(s.is_idle for s in books.slots)
+        n_queued = sum(len(w.group) for w in books.waiting) + n_new
+        if n_queued - n_idle > limit:
+            e2e = books.metrics.e2e.publish()
+            mean_s = e2e.total / e2e.n if e2e.n else 2.0
+            half_s = mean_s * n_queued / (2 * len(books.slots))  # by then about half of the queue is gone
+            message = f"the queue is full: {limit} tasks wait (--max-queue); try again later"
+            raise Unavailable(message, retry_after_s=max(1, min(600, round(half_s))))
+
+    def _open_samplers(self, group: TaskGroup) -> dict[TaskId, RowSampler]:
+        samplers: dict[TaskId, RowSampler] = {}
+        eog = self._model.info.eog_tokens
+        try:
+            for task in group:
+                samplers[task.id] = new_row_sampler(task.sampling, self._model, eog, task.prompt)
+        except CorralError:
+            for sampler in samplers.values():
+                sampler.close()
+            raise
+        return samplers
+
+    def cancel(self, tasks: Sequence[TaskId]) -> None:
+        """Forget these tasks wherever they are. Ended and unknown ones are ignored; no event is sent for any."""
+        gone, books = set(tasks), self.books
+        for slot in books.slots:
+            if slot.generation and slot.work.task.id in gone:
+                self._life.cancel(slot)
+        for waiting in books.waiting:
+            for task in waiting.group:
+                if task.id in gone:
+                    books.metrics.add("n_cancelled")
+                    books.close_sampler(task.id)
+            waiting.group = tuple(t for t in waiting.group if t.id not in gone)
+        books.waiting = [w for w in books.waiting if w.group]
+        self._life.events = [e for e in self._life.events if e.task_id not in gone]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self.books.has_work or bool(self._life.events)
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Move everything on by one forward pass at most; returns the events since the last step, in order."""
+        start_ms = self._clock.now_ms()
+        self.last_plan = chosen = plan(self.books.view(start_ms))
+        if self.books.config.audit:
+            audit.check_progress(self.books, chosen)
+        if not chosen.is_empty:
+            outcome = self._executor.run(chosen, self._slot_samplers(chosen))
+            self._commit.record(chosen, outcome, start_ms)
+        self.publish()
+        if self.books.config.audit:
+            audit.check(self.books, self._context)
+        self.books.metrics.add("step_ms", self._clock.now_ms() - start_ms)
+        events, self._life.events = self._life.events, []
+        return events
+
+    def publish(self) -> None:
+        """Let other threads see the books as they are now."""
+        self.snapshot = publish(self.books)
+
+    def _slot_samplers(self, chosen: Plan) -> dict[SlotId, RowSampler]:
+        """Samplers of the tasks that hold slots once the plan's admissions are done."""
+        books = self.books
+        found = {s.id: books.samplers[s.work.task.id] for s in books.slots if s.generation}
+        found.update({a.slot: books.samplers[a.task] for a in chosen.admissions})
+        return found
+
+    def fail_all(self, error: CorralError) -> list[Event]:
+        """Every task fails: the last thing to do when the engine itself cannot go on."""
+        books = self.books
+        tasks = [t.id for w in books.waiting for t in w.group]
+        tasks += [s.work.task.id for s in books.slots if s.generation]
+        self.cancel(tasks)
+        self.publish()
+        return [Failed(task, error) for task in tasks]
+
+    def close(self) -> None:
+        """Free samplers and context. The model stays the caller's."""
+        for task in list(self.books.samplers):
+            self.books.close_sampler(task)
+        self._context.close()
+
+
+def _nothing(task: Task) -> Finished:
+    """The answer to a prompt of no tokens."""
+    none = Timings(n_cached=0, n_prompt=0, prompt_ms=0.0, n_predicted=0, predicted_ms=0.0)
+    return Finished(
+        task_id=task.id,
+        slot_id=SlotId(-1),
+        reason=StopReason.NONE,
+        stopping_word="",
+        text="",
+        tokens=(),
+        probs=(),
+        timings=none,
+        n_tokens_cached=0,
+        truncated=False,
+        has_new_line=False,
+        seed=0,
+    )

@@ -1,0 +1,153 @@
+"""The scratch object of one planning pass: the plan so far and a fork of the ledger that shows its effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from corral.config import EngineConfig
+from corral.engine.cost import CostModel
+from corral.engine.ledger import KvLedger
+from corral.engine.plan import Action, Admission, Begin, Deferral, Effect, Evict, Park, Plan, Relocate, SlotSpan
+from corral.engine.slot import Slot, group_of, prefix_key
+from corral.ids import CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
+from corral.ops import Drop, Op, Save
+from corral.tasks import Task, TaskGroup
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A group in the queue. ``n_overtaken`` counts admissions of groups that came later."""
+
+    group: TaskGroup
+    queued_ms: float
+    n_overtaken: int = 0
+
+    @property
+    def names_slot(self) -> bool:
+        return self.group[0].id_slot is not None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a plan may depend on. Read only: planning changes none of it.
+
+    ``n_margin``: cells to leave free beyond what the ledger says, after the context found no room. ``gap_rent_ms``:
+    what gaps between busy rows have cost since they opened.
+    """
+
+    now_ms: float
+    config: EngineConfig
+    slots: Sequence[Slot]
+    waiting: Sequence[Waiting]
+    ledger: KvLedger
+    cost: CostModel
+    next_snapshot: int
+    n_margin: int = 0
+    gap_rent_ms: float = 0.0
+    discarded: Sequence[CacheKey] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A task that is bound to a slot and has no row. In order of age."""
+
+    slot: SlotId
+    task: Task
+    tokens: Sequence[Token]
+    n_decoded: int
+    key: CacheKey
+    group: TaskId
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``."""
+
+    view: View
+    ledger: KvLedger = field(init=False)
+    actions: list[Action] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)
+    waits: list[SlotId] = field(default_factory=list)
+    deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
+    spans: list[SlotSpan] = field(default_factory=list)
+    begun: dict[SlotId, Begin] = field(default_factory=dict)
+    parked: set[SlotId] = field(default_factory=set)
+    moved: dict[SlotId, RowId] = field(default_factory=dict)
+    transient: list[SnapshotId] = field(default_factory=list)
+    expected_ms: float = 0.0
+    _n_snapshots: int = 0
+    _forked: bool = False
+
+    def __post_init__(self) -> None:
+        self.ledger = self.view.ledger
+
+    def act(self, effect: Effect, *ops: Op) -> None:
+        """Add an action and show its effect on the fork of the ledger."""
+        if not self._forked:
+            self.ledger, self._forked = self.view.ledger.fork(), True
+        for op in ops:
+            n_bytes = self.row_bytes(op.row) if isinstance(op, Save) else 0
+            self.ledger.apply(op, n_bytes)
+        match effect:
+            case Begin(slot, row, _):
+                self.ledger.lease(row)
+                self.begun[slot] = effect
+            case Park(slot):
+                self._release(slot)
+                self.parked.add(slot)
+            case Relocate(slot, row):
+                self._release(slot)
+                self.ledger.lease(row)
+                self.moved[slot] = row
+            case Evict():
+                pass
+        self.actions.append(Action(effect, ops))
+
+    def _release(self, slot: SlotId) -> None:
+        lease = self.view.slots[slot].lease
+        assert lease is not None, f"slot {slot} has no row"
+        self.ledger.release(lease)
+
+    def row_bytes(self, row: RowId) -> int:
+        """Size of the row when saved, about."""
+        return self.ledger.length(row) * self.ledger.traits.bytes_per_token
+
+    def new_snapshot(self) -> SnapshotId:
+        self._n_snapshots += 1
+        return SnapshotId(self.view.next_snapshot + self._n_snapshots - 1)
+
+    def admit(self, task: Task, slot: SlotId) -> None:
+        self.admissions.append(Admission(task.id, slot))
+        self.wants.append(Want(slot, task, task.prompt, 0, prefix_key(task), group_of(task)))
+
+    def row_of(self, slot: Slot) -> RowId | None:
+        """The slot's row once the plan's actions are done."""
+        if slot.id in self.parked:
+            return None
+        if slot.id in self.begun:
+            return self.begun[slot.id].row
+        return self.moved.get(slot.id, slot.row)
+
+    def computed(self, slot: Slot) -> int:
+        """Tokens of the slot in its row once the plan's actions are done."""
+        begun = self.begun.get(slot.id)
+        return begun.n_reused if begun else slot.work.computed
+
+    def holding(self) -> list[Slot]:
+        """Slots that held a row before this plan and still do, oldest first."""
+        slots = [s for s in self.view.slots if s.lease is not None and s.id not in self.parked]
+        return sorted(slots, key=lambda s: s.work.serial)
+
+    def finish(self) -> Plan:
+        if self.transient:
+            self.act(Evict(kept=False), *(Drop(s) for s in self.transient))
+        return Plan(
+            admissions=tuple(self.admissions),
+            waits=tuple(self.waits),
+            actions=tuple(self.actions),
+            spans=tuple(sorted(self.spans, key=lambda s: s.span.row)),
+            deferrals=self.deferrals,
+            expected_ms=self.expected_ms,
+        )

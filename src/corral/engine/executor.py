@@ -1,0 +1,118 @@
+"""Carries a plan out on the context and reports what happened. It records nothing and decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from corral.engine.plan import Plan, SlotSpan
+from corral.engine.sampling import RowSampler, pick_rows
+from corral.engine.snapshots import SnapshotStore
+from corral.ids import RowId, SlotId
+from corral.ops import Copy, Drop, Load, Op, Save, Trim
+from corral.ports import Clock, Context, DecodeStatus, Picked
+
+log = logging.getLogger("corral.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class OpResult:
+    """One op that was tried. ``n_bytes`` is what a Save stored or a Load read."""
+
+    op: Op
+    is_done: bool
+    n_bytes: int = 0
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a plan came to.
+
+    ``ops`` in the order they were tried; after one that failed nothing more was done. ``status`` is None when there was
+    no forward pass. ``lengths`` are those of the batch's rows, read back from the context after a pass that failed half
+    way. ``picks`` are the drawn tokens, one for each (slot, siblings included) that the plan asked for.
+    """
+
+    ops: tuple[OpResult, ...] = ()
+    status: DecodeStatus | None = None
+    picks: tuple[tuple[SlotId, Picked], ...] = ()
+    lengths: Mapping[RowId, int] | None = None
+    error: str = ""
+    forward_ms: float = 0.0
+    done_ms: float = 0.0
+
+
+class Executor:
+    """The only one that touches the context and the bytes in the RAM tier."""
+
+    def __init__(self, context: Context, store: SnapshotStore, clock: Clock) -> None:
+        self._context = context
+        self._store = store
+        self._clock = clock
+
+    def run(self, plan: Plan, samplers: Mapping[SlotId, RowSampler]) -> Outcome:
+        """Actions in order, then the forward pass, then the draws. ``samplers`` are those of the slots that draw."""
+        ops: list[OpResult] = []
+        for action in plan.actions:
+            for op in action.ops:
+                ops.append(self._apply(op))
+                if not ops[-1].is_done:
+                    return Outcome(tuple(ops), error=f"{op} failed", done_ms=self._clock.now_ms())
+        if not plan.spans:
+            return Outcome(tuple(ops), done_ms=self._clock.now_ms())
+        return self._forward(plan.spans, tuple(ops), samplers)
+
+    def _forward(
+        self, spans: tuple[SlotSpan, ...], ops: tuple[OpResult, ...], samplers: Mapping[SlotId, RowSampler]
+    ) -> Outcome:
+        start_ms = self._clock.now_ms()
+        status = self._context.decode([s.span for s in spans])
+        if status is not DecodeStatus.OK:
+            lengths = self._repair(spans) if status in (DecodeStatus.ABORTED, DecodeStatus.FAILED) else None
+            done_ms = self._clock.now_ms()
+            return Outcome(ops, status, lengths=lengths, forward_ms=done_ms - start_ms, done_ms=done_ms)
+        draws = [s for s in spans if s.samples]
+        logits = self._context.logits() if draws else None
+        forward_ms = self._clock.now_ms() - start_ms
+        picks: list[tuple[SlotId, Picked]] = []
+        if logits is not None:
+            asked = [(i, slot) for i, s in enumerate(draws) for slot in s.samples]
+            picked = pick_rows(logits, [(i, samplers[slot]) for i, slot in asked])
+            picks = [(slot, pick) for (_, slot), pick in zip(asked, picked, strict=True)]
+        return Outcome(ops, status, tuple(picks), forward_ms=forward_ms, done_ms=self._clock.now_ms())
+
+    def _repair(self, spans: tuple[SlotSpan, ...]) -> dict[RowId, int]:
+        """Cut each row of a failed batch back to where its span began; what cannot be cut is emptied."""
+        lengths = {}
+        for s in spans:
+            row, pos0 = s.span.row, s.span.pos0
+            _, end = self._context.bounds(row)
+            if end > pos0:
+                self._context.apply(Trim(row, pos0))
+                _, end = self._context.bounds(row)
+            if end != pos0:
+                self._context.apply(Trim(row, 0))
+                end = 0
+            lengths[row] = end
+        return lengths
+
+    def _apply(self, op: Op) -> OpResult:
+        start_ms = self._clock.now_ms()
+        is_done, n_bytes = True, 0
+        match op:
+            case Trim() | Copy():
+                self._context.apply(op)
+            case Save(row, snapshot):
+                data = self._context.save(row)
+                n_bytes, is_done = len(data), len(data) > 0
+                self._store.put(snapshot, data)
+            case Load(snapshot, row):
+                data = self._store.get(snapshot) or b""
+                n_bytes, is_done = len(data), self._context.load(row, data)
+            case Drop(snapshot):
+                self._store.drop(snapshot)
+        if not is_done:
+            log.warning("%s failed (%d bytes)", op, n_bytes)
+        return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms)

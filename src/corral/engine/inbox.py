@@ -1,0 +1,94 @@
+"""The mailbox of the engine thread: messages from any thread, cancels first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition
+
+from corral.events import Event
+from corral.ids import TaskId
+from corral.tasks import TaskGroup
+
+Sink = Callable[[list[Event]], None]
+"""Called on the engine thread with a step's events of its tasks; must not block or raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """New groups; events of their tasks go to ``sink``."""
+
+    groups: tuple[TaskGroup, ...]
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """These tasks are not wanted any more."""
+
+    tasks: tuple[TaskId, ...]
+
+
+Message = Submit | Cancel
+
+
+class Inbox:
+    """First in, first out, but cancels overtake. Safe for several writers and one reader."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._cancels: list[Cancel] = []
+        self._changed = Condition()
+        self._is_closed = False
+
+    def put(self, message: Message) -> bool:
+        """False if the box is closed to new groups; cancels are always taken.
+
+        A cancel also takes its tasks out of what has not been read yet.
+        """
+        with self._changed:
+            if isinstance(message, Cancel):
+                self._forget(set(message.tasks))
+                self._cancels.append(message)
+            elif self._is_closed:
+                return False
+            else:
+                self._messages.append(message)
+            self._changed.notify()
+            return True
+
+    def _forget(self, tasks: set[TaskId]) -> None:
+        kept = deque[Message]()
+        for message in self._messages:
+            if isinstance(message, Submit):
+                groups = (tuple(t for t in group if t.id not in tasks) for group in message.groups)
+                message = Submit(tuple(g for g in groups if g), message.sink)
+            kept.append(message)
+        self._messages = kept
+
+    def drain(self) -> Sequence[Message]:
+        """Everything that came in since the last call. Never waits."""
+        if not self._messages and not self._cancels:
+            return ()
+        with self._changed:
+            messages = [*self._cancels, *self._messages]
+            self._cancels.clear()
+            self._messages.clear()
+            return messages
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when there is a message, the box is closed, or the time is over."""
+        with self._changed:
+            if not self._messages and not self._cancels and not self._is_closed:
+                self._changed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Take no more groups and wake the reader."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed

@@ -1,0 +1,220 @@
+"""The life of a task in a slot: admitted, begun, computed, token by token, to its end. Each move says its event."""
+
+from __future__ import annotations
+
+from corral.engine.books import Books
+from corral.engine.ledger import Lease
+from corral.engine.plan import Admission
+from corral.engine.slot import PRIVATE, Generation, Memory, Slot
+from corral.engine.state import SlotState
+from corral.engine.text import Piece, TextStream
+from corral.errors import CorralError
+from corral.events import Chunk, Event, Failed, Finished, Progress, Started, StopReason, TokenProbs
+from corral.ids import Token
+from corral.ports import ModelInfo, Picked, Tokenizer
+
+
+class Life:
+    """Writes slots and generations; events collect in ``events`` until the engine takes them."""
+
+    def __init__(self, books: Books, info: ModelInfo, tokenizer: Tokenizer) -> None:
+        self.events: list[Event] = []
+        self._books = books
+        self._eog = info.eog_tokens
+        self._tokenizer = tokenizer
+
+    # --- beginnings ------------------------------------------------------------------------------------------------
+
+    def admit(self, admission: Admission, now_ms: float) -> None:
+        """The task leaves the queue for an idle slot."""
+        books, slot = self._books, self._books.slots[admission.slot]
+        waiting, task = next((w, t) for w in books.waiting for t in w.group if t.id == admission.task)
+        waiting.group = tuple(t for t in waiting.group if t is not task)
+        if not waiting.group:
+            books.waiting.remove(waiting)
+        books.n_admitted += 1
+        slot.move(SlotState.STARTED)
+        slot.last_task, slot.memory = task, None
+        slot.generation = Generation(
+            task=task,
+            serial=books.n_admitted,
+            queued_ms=waiting.queued_ms,
+            admitted_ms=now_ms,
+            tokens=list(task.prompt),
+            text=TextStream(task.limits),
+            seed=books.samplers[task.id].seed,
+        )
+        books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
+
+    def begin(self, slot: Slot, lease: Lease, n_reused: int, now_ms: float) -> None:
+        """The slot has a row that holds the first ``n_reused`` tokens."""
+        work = slot.work
+        slot.lease, work.computed = lease, n_reused
+        slot.move(SlotState.PROCESSING_PROMPT)
+        if work.n_decoded and work.n_pending == 1:  # parked and nothing was lost, or a sibling forked from its parent
+            slot.move(SlotState.DONE_PROMPT)
+            slot.move(SlotState.GENERATING)
+        if work.n_cached < 0:
+            work.n_cached = n_reused
+            self._start(slot, now_ms)
+
+    def _start(self, slot: Slot, now_ms: float) -> None:
+        work, metrics = slot.work, self._books.metrics
+        work.begun_ms = now_ms
+        metrics.add("n_prompt_cached", work.n_cached)
+        self.events.append(Started(work.task.id, slot.id, work.n_prompt, work.n_cached))
+        if work.task.return_progress:
+            self.events.append(Progress(work.task.id, work.n_prompt, work.n_cached, work.n_cached, 0.0))
+
+    def park(self, slot: Slot) -> None:
+        """The slot gives its row back and goes on later where it is."""
+        self._release(slot)
+        slot.work.computed = 0
+        slot.work.n_parked += 1
+        slot.move(SlotState.PARKED)
+        self._books.metrics.add("n_parked")
+
+    # --- computing -------------------------------------------------------------------------------------------------
+
+    def computed(self, slot: Slot, n: int, now_ms: float) -> None:
+        """``n`` more of the slot's tokens are in the cache."""
+        work, metrics = slot.work, self._books.metrics
+        n_new_prompt = max(0, min(work.computed + n, work.n_prompt) - max(work.computed, work.n_prompt_seen))
+        work.computed += n
+        work.n_prompt_seen = max(work.n_prompt_seen, min(work.computed, work.n_prompt))
+        metrics.raise_to("n_tokens_max", len(work.tokens))
+        if n_new_prompt and not work.n_decoded:
+            metrics.add("n_prompt", n_new_prompt)
+            if work.task.return_progress:
+                time_ms = now_ms - work.begun_ms
+                n_done = work.n_prompt_seen
+                self.events.append(Progress(work.task.id, work.n_prompt, max(0, work.n_cached), n_done, time_ms))
+        if slot.state is SlotState.PROCESSING_PROMPT and work.n_pending == 0:
+            slot.move(SlotState.DONE_PROMPT)
+            if work.n_decoded == 0 and work.task.limits.n_predict == 0:
+                work.prompt_done_ms = now_ms
+                self._finish(slot, StopReason.LIMIT, now_ms)
+
+    def share_prompt(self, slot: Slot, parent: Slot) -> None:
+        """A sibling shows the prompt figures of the one that computed it, and draws from its logits."""
+        work = slot.work
+        work.n_cached, work.begun_ms = parent.work.n_cached, parent.work.begun_ms
+        work.n_prompt_seen = work.n_prompt
+        self.events.append(Started(work.task.id, slot.id, work.n_prompt, work.n_cached))
+
+    def token(self, slot: Slot, picked: Picked, now_ms: float) -> None:
+        """A token was drawn for the slot: from its own logits, or as a sibling from its parent's."""
+        work = slot.work
+        if slot.state is SlotState.DONE_PROMPT:
+            slot.move(SlotState.GENERATING)
+        self._time_token(work, now_ms)
+        work.tokens.append(picked.token)
+        probs = self._probs(work, picked)
+        piece = self._push(work, picked.token, probs)
+        if piece:
+            self._chunk(work, piece)
+        reason = self._reason(work, picked.token, now_ms)
+        if reason is not None:
+            self._finish(slot, reason, now_ms)
+
+    def _time_token(self, work: Generation, now_ms: float) -> None:
+        metrics = self._books.metrics
+        if work.n_decoded:
+            metrics.inter_token.observe_ms(now_ms - work.last_token_ms)
+        else:
+            work.prompt_done_ms = now_ms
+            metrics.add("prompt_ms", now_ms - work.begun_ms if work.begun_ms >= 0 else 0.0)
+            metrics.ttft.observe_ms(now_ms - work.queued_ms)
+        work.last_token_ms = now_ms
+
+
+    def _probs(self, work: Generation, picked: Picked) -> TokenProbs | None:
+        if work.task.sampling.n_probs <= 0:
+            return None
+        probs = TokenProbs(picked.token, picked.p, picked.top, work.task.sampling.post_sampling_probs)
+        work.probs.append(probs)
+        return probs
+
+    def _push(self, work: Generation, token: Token, probs: TokenProbs | None) -> Piece | None:
+        task = work.task
+        data = self._tokenizer.piece(token, special=task.special or token in task.preserved_tokens)
+        return work.text.push(token, data, probs)
+
+    def _chunk(self, work: Generation, piece: Piece) -> None:
+        chunk = Chunk(work.task.id, piece.text, piece.tokens, work.n_decoded, work.timings(), piece.probs)
+        self.events.append(chunk)
+
+    def _reason(self, work: Generation, token: Token, now_ms: float) -> StopReason | None:
+        """Why the generation ends with this token, if it does. An end-of-generation token wins over the limits."""
+        limits = work.task.limits
+        if work.text.stopped is not None:
+            return StopReason.WORD
+        if token in self._eog:
+            return StopReason.EOS
+        if len(work.tokens) >= self._books.n_ctx_slot:
+            work.truncated = True
+            return StopReason.LIMIT
+        is_late = 0 <= limits.t_max_predict_ms < now_ms - work.prompt_done_ms and work.text.has_new_line
+        if 0 <= limits.n_predict <= work.n_decoded or work.text.indent_stop or is_late:
+            return StopReason.LIMIT
+        return None
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, slot: Slot, reason: StopReason, now_ms: float) -> None:
+        work = slot.work
+        rest = work.text.finish()
+        if work.text.stopped is not None:
+            reason = StopReason.WORD
+        if rest:
+            self._chunk(work, rest)
+        self.events.append(self._finished(slot, reason))
+        self._books.metrics.finished(work.timings(), now_ms - work.queued_ms)
+        self._leave(slot)
+
+    def _finished(self, slot: Slot, reason: StopReason) -> Finished:
+        work = slot.work
+        return Finished(
+            task_id=work.task.id,
+            slot_id=slot.id,
+            reason=reason,
+            stopping_word=work.text.stopped or "",
+            text=work.text.text,
+            tokens=tuple(work.tokens[work.n_prompt :]),
+            probs=tuple(work.probs),
+            timings=work.timings(),
+            n_tokens_cached=work.computed,
+            truncated=work.truncated,
+            has_new_line=work.text.has_new_line,
+            seed=work.seed,
+        )
+
+    def fail(self, slot: Slot, error: CorralError) -> None:
+        """The slot's task ends without an answer."""
+        self.events.append(Failed(slot.work.task.id, error))
+        self._books.metrics.add("n_failed")
+        self._leave(slot)
+
+    def cancel(self, slot: Slot) -> None:
+        """The slot's task ends and nobody wants to hear of it."""
+        self._books.metrics.add("n_cancelled")
+        self._leave(slot)
+
+    def _leave(self, slot: Slot) -> None:
+        books, work = self._books, slot.work
+        if work.computed and not work.key.startswith(PRIVATE):
+            slot.memory = Memory(work.key, work.tokens[: work.computed])
+        if slot.lease is not None:
+            self._release(slot)
+        books.n_released += 1
+        slot.last_used = books.n_released
+        books.close_sampler(work.task.id)
+        slot.generation = None
+        slot.move(SlotState.IDLE)
+        if work.key.startswith(PRIVATE) and not any(s.generation and s.work.key == work.key for s in books.slots):
+            books.discarded.append(work.key)
+
+    def _release(self, slot: Slot) -> None:
+        assert slot.lease is not None
+        self._books.ledger.release(slot.lease)
+        slot.lease = None

@@ -1,0 +1,101 @@
+"""A plan: what one step will do, as values. Made by ``policy``, carried out by ``executor``, recorded by ``core``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from corral.ids import RowId, SlotId, TaskId
+from corral.ops import Op, Span
+
+
+class Deferral(Enum):
+    """Why a task has no row, or no share of this step."""
+
+    NO_SLOT = "no idle slot"
+    SLOT_BUSY = "the slot it names is busy"
+    SIBLINGS = "not enough idle slots for all siblings"
+    OTHER_PROMPT = "another slot is computing its prefix"
+    NO_CELLS = "no room in the KV cache"
+    NO_BUDGET = "the step is full"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A task is bound to an idle slot."""
+
+    task: TaskId
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The slot leases ``row``, which after the action's ops holds the first ``n_reused`` of its tokens."""
+
+    slot: SlotId
+    row: RowId
+    n_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """The slot gives its row back and waits; the row turns cold."""
+
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """The slot's tokens now live in ``row``; its old row is empty."""
+
+    slot: SlotId
+    row: RowId
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """A cold row or a snapshot makes room; ``kept`` if its tokens remain in RAM."""
+
+    kept: bool
+
+
+Effect = Begin | Park | Relocate | Evict
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Ops and what they bring about. The effect holds only if every op was carried out."""
+
+    effect: Effect
+    ops: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpan:
+    """Tokens that a slot computes. ``samples`` are the slots that draw a token from its last position: itself first,
+    then siblings that wait for this prompt."""
+
+    slot: SlotId
+    span: Span
+    samples: tuple[SlotId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: admissions, then actions in order, then one forward pass over ``spans`` (ascending rows)."""
+
+    admissions: tuple[Admission, ...] = ()
+    waits: tuple[SlotId, ...] = ()
+    actions: tuple[Action, ...] = ()
+    spans: tuple[SlotSpan, ...] = ()
+    deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
+    expected_ms: float = 0.0
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(s.span.tokens) for s in self.spans)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to carry out and nothing to record."""
+        return not (self.admissions or self.waits or self.actions or self.spans)

@@ -1,0 +1,189 @@
+"""Making room: what leaves the device or RAM, in which order, and who is parked when that is not enough."""
+
+from __future__ import annotations
+
+from corral.engine.draft import Draft
+from corral.engine.ledger import Tier, ram_holder, row_holder
+from corral.engine.plan import Evict, Park, Relocate
+from corral.engine.slot import Slot
+from corral.ids import RowId, SnapshotId
+from corral.ops import Drop, Load, Op, Save, Trim
+
+MIN_KEPT_TOKENS = 16
+"""Shorter prefixes are computed again sooner than they are worth an entry."""
+
+
+def n_available(draft: Draft) -> int:
+    """Cells free now in a shared pool, less the margin (none for one that is alone: it could not do with less)."""
+    n_margin = draft.view.n_margin if len(draft.ledger.leased_rows()) > 1 else 0
+    return draft.ledger.traits.n_cells - draft.ledger.n_used - n_margin
+
+
+def reclaim(draft: Draft, n_needed: int) -> bool:
+    """Evict cold rows of a shared pool, least recently used first, until ``n_needed`` cells are free."""
+    while n_available(draft) < n_needed:
+        cold = draft.ledger.cold_rows()
+        if not cold:
+            return False
+        evict(draft, next((row for row in cold if draft.ledger.exclusive(row)), cold[0]))
+    return True
+
+
+def reclaim_or_park(draft: Draft, n_needed: int, keep: Slot | None = None) -> bool:
+    """As ``reclaim``, then park the youngest slots that hold a row: only those younger than ``keep``."""
+    while not reclaim(draft, n_needed):
+        holding = draft.holding()
+        youngest = holding[-1] if holding else None
+        if youngest is None or youngest is keep or (keep is None and len(holding) == 1):
+            return False
+        if keep is not None and youngest.work.serial < keep.work.serial:
+            return False
+        draft.act(Park(youngest.id))
+    return True
+
+
+def evict(draft: Draft, row: RowId) -> None:
+    """Empty a cold row; its tokens go to RAM if they are worth it."""
+    saved = save_ops(draft, row)
+    draft.act(Evict(kept=bool(saved)), *saved, Trim(row, 0))
+
+
+def save_ops(draft: Draft, row: RowId) -> list[Op]:
+    """Ops that keep the row's tokens in RAM; none if another holder has them or they are not worth the place."""
+    ledger = draft.ledger
+    if ledger.length(row) < MIN_KEPT_TOKENS:
+        return []
+    if ledger.is_redundant(row_holder(row)):
+        return []
+    room = room_ops(draft, draft.row_bytes(row))
+    if room is None:
+        return []
+    return [*_prefix_drops(draft, row, room), *room, Save(row, draft.new_snapshot())]
+
+
+def carry_ops(draft: Draft, src: RowId) -> tuple[SnapshotId, list[Op]]:
+    """Ops that turn a row into bytes for other rows; where RAM has no room for them they live for this plan only."""
+    snapshot = draft.new_snapshot()
+    room = room_ops(draft, draft.row_bytes(src))
+    if room is None:
+        draft.transient.append(snapshot)
+        return snapshot, [Save(src, snapshot)]
+    return snapshot, [*_prefix_drops(draft, src, room), *room, Save(src, snapshot)]
+
+
+def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
+    """Drops of snapshots that hold just a beginning of this row: the new one will serve in their place."""
+    ledger = draft.ledger
+    drops: list[Op] = []
+    for level in ledger.match(ledger.key(row), ledger.tokens(row)):
+        for holder in level.holders:
+            drop = Drop(SnapshotId(holder.id))
+            if holder.tier is Tier.RAM and ledger.snapshot_length(drop.snapshot) == level.n and drop not in dropped:
+                drops.append(drop)
+    return drops
+
+
+def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
+    """Drops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
+
+    Snapshots whose tokens others keep go first, then the least recently used.
+    """
+    limit = draft.view.config.cache_ram_bytes
+    if limit < 0:
+        return []
+    if n_bytes > limit:
+        return None
+    ledger = draft.ledger
+    excess = ledger.total_snapshot_bytes + n_bytes - limit
+    drops: list[Op] = []
+    if excess <= 0:
+        return drops
+    pinned = set(draft.transient)
+    snapshots = [s for s in ledger.snapshots() if s not in pinned]
+    for snapshot in sorted(snapshots, key=lambda s: not ledger.is_redundant(ram_holder(s))):
+        drops.append(Drop(snapshot))
+        excess -= ledger.snapshot_bytes(snapshot)
+        if excess <= 0:
+            return drops
+    return None
+
+
+def forget_discarded(draft: Draft) -> None:
+    """Empty what is kept under keys that nobody may use any more."""
+    for key in draft.view.discarded:
+        ops: list[Op] = []
+        for holder in draft.ledger.holders(key):
+            if holder.tier is Tier.RAM:
+                ops.append(Drop(SnapshotId(holder.id)))
+            elif not draft.ledger.is_leased(RowId(holder.id)):
+                ops.append(Trim(RowId(holder.id), 0))
+        if ops:
+            draft.act(Evict(kept=False), *ops)
+
+
+def enforce_budget(draft: Draft) -> None:
+    """Bring the RAM tier back under its limit, should sizes have been larger than expected."""
+    drops = room_ops(draft, 0)
+    if drops:
+        draft.act(Evict(kept=False), *drops)
+
+
+def secure_decoding(draft: Draft) -> None:
+    """See to it that each generating slot finds a cell in a shared pool; else the youngest slots are parked."""
+    if not draft.ledger.traits.shared_cells:
+        return
+    while True:
+        n_decoding = sum(s.is_decoding for s in draft.holding())
+        if n_available(draft) >= n_decoding:
+            return
+        holding = draft.holding()
+        if reclaim(draft, n_decoding) or len(holding) <= 1:
+            return
+        draft.act(Park(holding[-1].id))
+
+
+def demote_cold(draft: Draft) -> None:
+    """Send the cold row to RAM that has cost the running ones more than the way there and back (one each step).
+
+    Who does not know for how long to rent buys when the rent paid equals the price: at most twice the best.
+    """
+    view, ledger = draft.view, draft.ledger
+    if not ledger.traits.shared_cells:
+        return
+    for row in ledger.cold_rows():
+        rent = ledger.rent_ms.get(row, 0.0)
+        if rent <= 0:
+            continue
+        n = ledger.length(row)
+        price = 2 * view.cost.state_ms(n)
+        if rent >= price and (save := save_ops(draft, row)):
+            draft.act(Evict(kept=True), *save, Trim(row, 0))
+            return
+        if rent >= price and (ledger.is_redundant(row_holder(row)) or rent >= view.cost.prefill_ms(n)):
+            draft.act(Evict(kept=False), Trim(row, 0))
+            return
+
+
+def close_gap(draft: Draft) -> None:
+    """Move the shortest outer row into a gap between busy rows, once gaps have cost as much as the move.
+
+    With a stream for each row libllama computes consecutive row ids together and others apart.
+    """
+    view, ledger = draft.view, draft.ledger
+    if ledger.traits.n_streams == 1 or view.gap_rent_ms <= 0 or draft.begun:
+        return
+    busy = ledger.leased_rows()
+    if len(busy) < 2 or busy[-1] - busy[0] == len(busy) - 1:
+        return
+    outer = [s for s in draft.holding() if s.row in (busy[0], busy[-1])]
+    slot = min(outer, key=lambda s: s.work.computed)
+    src = slot.row
+    assert src is not None
+    if view.gap_rent_ms < 2 * view.cost.state_ms(ledger.length(src)):
+        return
+    inner = busy[1] if src == busy[0] else busy[-2]
+    gaps = [r for r in range(busy[0], busy[-1]) if r not in busy]
+    dst = RowId(min(gaps, key=lambda r: abs(r - inner)))
+    snapshot = draft.new_snapshot()
+    kept = save_ops(draft, dst)
+    draft.act(Relocate(slot.id, dst), *kept, Save(src, snapshot), Load(snapshot, dst), Trim(src, 0), Drop(snapshot))

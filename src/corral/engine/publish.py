@@ -1,0 +1,72 @@
+"""Making the immutable picture of an engine that everyone else reads."""
+
+from __future__ import annotations
+
+from corral.engine.books import Books
+from corral.engine.ledger import KvLedger, Tier
+from corral.engine.slot import Memory, Slot
+from corral.engine.state import EngineSnapshot, SlotSnapshot
+
+
+def publish(books: Books) -> EngineSnapshot:
+    """The books as they are now."""
+    counters, histograms = books.metrics.publish()
+    return EngineSnapshot(
+        slots=tuple(_slot(slot, books) for slot in books.slots),
+        waiting=tuple(task.id for waiting in books.waiting for task in waiting.group),
+        n_cells=books.traits.n_cells,
+        n_used=books.ledger.n_used,
+        n_leased=books.ledger.n_leased_cells,
+        n_snapshots=len(books.store),
+        snapshot_bytes=books.store.n_bytes,
+        snapshot_limit_bytes=books.config.cache_ram_bytes,
+        counters=counters,
+        histograms=histograms,
+    )
+
+
+def _slot(slot: Slot, books: Books) -> SlotSnapshot:
+    work = slot.generation
+    if work is None:
+        return _idle_slot(slot, books)
+    limit = work.task.limits.n_predict
+    return SlotSnapshot(
+        id=slot.id,
+        state=slot.state,
+        n_ctx=books.n_ctx_slot,
+        task=work.task,
+        n_tokens=work.computed,
+        n_prompt=work.n_prompt,
+        n_prompt_processed=max(0, work.n_prompt_seen - max(0, work.n_cached)),
+        n_prompt_cached=max(0, work.n_cached),
+        n_decoded=work.n_decoded,
+        n_remain=limit - work.n_decoded if limit >= 0 else -1,
+        has_new_line=work.text.has_new_line,
+    )
+
+
+def _idle_slot(slot: Slot, books: Books) -> SlotSnapshot:
+    n_tokens, kept = where_kept(slot.memory, books.ledger) if slot.memory else (0, "")
+    return SlotSnapshot(
+        id=slot.id,
+        state=slot.state,
+        n_ctx=books.n_ctx_slot,
+        task=slot.last_task,
+        n_tokens=n_tokens,
+        n_prompt=0,
+        n_prompt_processed=0,
+        n_prompt_cached=0,
+        n_decoded=0,
+        n_remain=-1,
+        has_new_line=False,
+        kept=kept,
+    )
+
+
+def where_kept(memory: Memory, ledger: KvLedger) -> tuple[int, str]:
+    """How much of what an idle slot last held is still there, and where."""
+    levels = ledger.match(memory.key, memory.tokens)
+    if not levels:
+        return 0, "evicted"
+    rows = sorted(h.id for h in levels[-1].holders if h.tier is Tier.ROW)
+    return levels[-1].n, f"row {rows[0]}" if rows else "ram"

@@ -1,0 +1,223 @@
+"""Giving a task its row: whether to wait for another's prompt, which prefix to reuse, and where it will live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from corral.engine.draft import Draft, Want
+from corral.engine.ledger import Holder, Tier
+from corral.engine.plan import Begin, Deferral
+from corral.engine.pressure import carry_ops, evict, n_available, reclaim, save_ops
+from corral.engine.radix import Level, common_prefix
+from corral.engine.state import SlotState
+from corral.ids import RowId, SnapshotId
+from corral.ops import Copy, Load, Op, Trim
+
+HEADROOM = 8
+"""Cells for each running generation that must be free before one more begins: room for a few steps, not for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The first ``n`` wanted tokens are with ``holder``; None and 0 if nobody has any."""
+
+    n: int = 0
+    holder: Holder | None = None
+
+
+def begin_all(draft: Draft) -> None:
+    """Give rows to those that want one, oldest first. Nobody overtakes one that finds no cells."""
+    wants = draft.wants
+    for i, want in enumerate(wants):
+        levels = draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+        if waits_for_other(draft, want, wants[:i], levels[-1].n if levels else 0):
+            draft.waits.append(want.slot)
+            draft.deferrals[want.task.id] = Deferral.OTHER_PROMPT
+        elif not begin(draft, want, levels):
+            for late in wants[i:]:
+                draft.deferrals[late.task.id] = Deferral.NO_CELLS
+            return
+
+
+def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) -> bool:
+    """Whether a slot ahead of it computes prompt tokens that it would otherwise compute a second time.
+
+    Siblings always wait for the first of them. Others wait when at least ``min_shared_prefill`` tokens are at stake.
+    """
+    n_min = draft.view.config.min_shared_prefill
+    n_max = len(want.tokens) - 1
+    first_tokens = want.n_decoded == 0
+    for slot in draft.view.slots:
+        if slot.state is SlotState.PROCESSING_PROMPT and slot.id not in draft.parked:
+            work = slot.work
+            if first_tokens and work.group == want.group and work.n_decoded == 0:
+                return True
+            if work.key == want.key:
+                n = min(n_max, common_prefix(work.tokens, want.tokens))
+                if n > work.computed and n - n_have >= n_min:
+                    return True
+    for other in ahead:
+        if first_tokens and other.group == want.group and other.n_decoded == 0:
+            return True
+        if other.key == want.key and min(n_max, common_prefix(other.tokens, want.tokens)) - n_have >= n_min:
+            return True
+    return False
+
+
+def begin(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
+    """Lease a row with the longest prefix there is. False if there is no room for the task now."""
+    if draft.ledger.traits.shared_cells:
+        return _begin_shared(draft, want, levels)
+    _begin_split(draft, want, levels)
+    return True
+
+
+def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:
+    """The longest level that someone of this tier holds, with only those holders."""
+    for level in reversed(levels):
+        holders = frozenset(h for h in level.holders if h.tier is tier)
+        if holders:
+            return Level(level.n, holders)
+    return None
+
+
+# --- cells shared by all rows (unified KV) ---------------------------------------------------------------------------
+
+
+def _begin_shared(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
+    in_rows, in_ram = _deepest(levels, Tier.ROW), _deepest(levels, Tier.RAM)
+    if in_ram is not None and _loading_pays(draft, in_ram, in_rows) and _begin_loaded(draft, want, in_ram):
+        return True
+    n = in_rows.n if in_rows else 0
+    source = _row_source(draft, in_rows)
+    if not _has_room(draft, want, n, source):
+        return False
+    row, ops = _shared_row(draft, source, n)
+    draft.act(Begin(want.slot, row, n), *ops)
+    return True
+
+
+def _loading_pays(draft: Draft, in_ram: Level[Holder], in_rows: Level[Holder] | None) -> bool:
+    cost = draft.view.cost
+    n_more = in_ram.n - (in_rows.n if in_rows else 0)
+    n_loaded = min(draft.ledger.snapshot_length(SnapshotId(h.id)) for h in in_ram.holders)
+    return n_more > 0 and cost.state_ms(n_loaded) < cost.weights.n_tokens * n_more
+
+
+def _row_source(draft: Draft, level: Level[Holder] | None) -> RowId | None:
+    """Of the rows that hold the prefix: a cold one that holds nothing else, else one in use, else any."""
+    if level is None:
+        return None
+    ledger = draft.ledger
+
+    def rank(row: RowId) -> tuple[bool, bool, int]:
+        exact = ledger.length(row) == level.n and not ledger.is_leased(row)
+        return (not exact, not ledger.is_leased(row), row)
+
+    return min((RowId(h.id) for h in level.holders), key=rank)
+
+
+def _has_room(draft: Draft, want: Want, n_shared: int, source: RowId | None) -> bool:
+    """Whether the task's missing tokens fit, with some headroom while others run. Evicts nothing."""
+    ledger = draft.ledger
+    n_running = len(ledger.leased_rows())
+    if n_running == 0:  # alone it fits: longer prompts were refused
+        return True
+    n_headroom = HEADROOM * (n_running + 1)
+    n_room = n_available(draft) + ledger.n_reclaimable(spared=source)
+    return len(want.tokens) - n_shared + n_headroom <= n_room
+
+
+def _shared_row(draft: Draft, source: RowId | None, n: int) -> tuple[RowId, list[Op]]:
+    """A row to lease and the ops that make it hold the first ``n`` tokens of ``source``."""
+    ledger = draft.ledger
+    if source is not None and not ledger.is_leased(source) and ledger.length(source) == n:
+        return source, []
+    empty = ledger.empty_rows()
+    if not empty:
+        cold = [row for row in ledger.cold_rows() if row != source]
+        if not cold:
+            assert source is not None and not ledger.is_leased(source), "there are at least as many rows as slots"
+            return source, [*save_ops(draft, source), Trim(source, n)]
+        evict(draft, cold[0])
+        empty = [cold[0]]
+    return empty[0], [] if source is None else [Copy(source, empty[0], n)]
+
+
+def _begin_loaded(draft: Draft, want: Want, level: Level[Holder]) -> bool:
+    """Load a snapshot into an empty row; needs cells for all it holds."""
+    ledger = draft.ledger
+    holder = min(level.holders, key=lambda h: ledger.snapshot_length(SnapshotId(h.id)))
+    snapshot = SnapshotId(holder.id)
+    n_loaded = ledger.snapshot_length(snapshot)
+    if not _has_room(draft, want, 0, None) or not reclaim(draft, max(n_loaded, len(want.tokens))):
+        return False
+    row, _ = _shared_row(draft, None, 0)
+    if snapshot not in draft.ledger.snapshots():  # eviction made room in RAM with the very one
+        return False
+    draft.act(Begin(want.slot, row, level.n), Load(snapshot, row), *_cut(level.n, n_loaded, row))
+    return True
+
+
+def _cut(n: int, n_held: int, row: RowId) -> list[Op]:
+    return [Trim(row, n)] if n < n_held else []
+
+
+# --- a stream for each row (split KV) --------------------------------------------------------------------------------
+
+
+def _begin_split(draft: Draft, want: Want, levels: list[Level[Holder]]) -> None:
+    level = levels[-1] if levels else None
+    row = _split_row(draft, level)
+    if level is not None and Holder(Tier.ROW, row) in level.holders:
+        draft.act(Begin(want.slot, row, level.n), *_in_place(draft, row, level.n))
+        return
+    if draft.ledger.length(row):
+        evict(draft, row)
+    n, ops = _bring(draft, row, want)
+    draft.act(Begin(want.slot, row, n), *ops)
+
+
+def _split_row(draft: Draft, level: Level[Holder] | None) -> RowId:
+    """The row that keeps busy ids in the fewest runs; of those one that holds the prefix, an empty one, the oldest."""
+    ledger = draft.ledger
+    busy = ledger.leased_rows()
+    holders = level.holders if level else frozenset()
+
+    def rank(row: RowId) -> tuple[int, bool, bool, int]:
+        holder = Holder(Tier.ROW, row)
+        return (n_runs([*busy, row]), holder not in holders, ledger.length(row) > 0, ledger.used_at(holder))
+
+    return min((row for row in ledger.rows() if not ledger.is_leased(row)), key=rank)
+
+
+def n_runs(rows: list[RowId]) -> int:
+    """How many runs of consecutive ids these are."""
+    ids = set(rows)
+    return sum(row - 1 not in ids for row in ids)
+
+
+def _in_place(draft: Draft, row: RowId, n: int) -> list[Op]:
+    """Use the row where it is; what lies beyond the prefix is saved first if it is worth it."""
+    if draft.ledger.length(row) == n:
+        return []
+    return [*save_ops(draft, row), Trim(row, n)]
+
+
+def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
+    """The prefix comes as bytes to the empty row: from RAM, or from another row by way of RAM."""
+    ledger = draft.ledger
+    levels = ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+    if not levels:
+        return 0, []
+    level = levels[-1]
+    in_ram = [SnapshotId(h.id) for h in level.holders if h.tier is Tier.RAM]
+    ops: list[Op] = []
+    if in_ram:
+        snapshot = min(in_ram, key=ledger.snapshot_length)
+        n_held = ledger.snapshot_length(snapshot)
+    else:
+        src = min(RowId(h.id) for h in level.holders)
+        snapshot, ops = carry_ops(draft, src)
+        n_held = ledger.length(src)
+    return level.n, [*ops, Load(snapshot, row), *_cut(level.n, n_held, row)]

@@ -1,0 +1,169 @@
+"""A slot and the generation it works on: the state machine of a task's life.
+
+Only ``core`` writes these; the planner reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from corral.engine.ledger import Lease
+from corral.engine.state import SlotState
+from corral.engine.text import TextStream
+from corral.events import Timings, TokenProbs
+from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
+from corral.tasks import Task
+
+if TYPE_CHECKING:
+    from corral.engine.sampling import RowSampler
+
+MOVES: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.IDLE: frozenset({SlotState.STARTED}),
+    SlotState.STARTED: frozenset({SlotState.IDLE, SlotState.WAIT_OTHER, SlotState.PROCESSING_PROMPT}),
+    SlotState.WAIT_OTHER: frozenset(
+        {SlotState.IDLE, SlotState.STARTED, SlotState.PROCESSING_PROMPT, SlotState.DONE_PROMPT}
+    ),
+    SlotState.PROCESSING_PROMPT: frozenset({SlotState.IDLE, SlotState.DONE_PROMPT, SlotState.PARKED}),
+    SlotState.DONE_PROMPT: frozenset({SlotState.IDLE, SlotState.GENERATING, SlotState.PARKED}),
+    SlotState.GENERATING: frozenset({SlotState.IDLE, SlotState.PARKED}),
+    SlotState.PARKED: frozenset({SlotState.IDLE, SlotState.PROCESSING_PROMPT}),
+}
+"""IDLE -> STARTED (bound to a task) -> PROCESSING_PROMPT (holds a row) -> DONE_PROMPT -> GENERATING -> IDLE.
+
+WAIT_OTHER waits for a prompt that another slot computes; a sibling goes from there to DONE_PROMPT when it draws its
+first token from the parent's logits, without a row of its own yet. PARKED has given its row back and computes what it
+lost (if anything) as PROCESSING_PROMPT.
+"""
+
+
+def prefix_key(task: Task) -> CacheKey:
+    """Whose prefixes the task may use: without ``cache_prompt`` only its siblings'."""
+    return task.cache_key if task.cache_prompt else CacheKey(f"{PRIVATE}{group_of(task)}")
+
+
+PRIVATE = "\0private "
+"""Begins the keys of prefixes that are dropped with their task."""
+
+
+def group_of(task: Task) -> TaskId:
+    """The same for all siblings."""
+    return task.id if task.parent is None else task.parent
+
+
+class IllegalMove(Exception):
+    """A slot was asked for a move that ``MOVES`` does not have."""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A task in work. ``tokens`` is what is wanted in the cache: prompt and generated; ``computed`` of them are there.
+
+    The last generated token is wanted and not yet computed. ``n_cached`` prompt tokens were reused (< 0: not begun);
+    ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has
+    the highest. Times are of the engine's clock, in ms; < 0 means not yet.
+    """
+
+    task: Task
+    serial: int
+    queued_ms: float
+    admitted_ms: float
+    tokens: list[Token]
+    text: TextStream
+    seed: int = 0
+    computed: int = 0
+    n_cached: int = -1
+    n_prompt_seen: int = 0
+    n_parked: int = 0
+    truncated: bool = False
+    begun_ms: float = -1.0
+    prompt_done_ms: float = -1.0
+    last_token_ms: float = -1.0
+    probs: list[TokenProbs] = field(default_factory=list)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.task.prompt)
+
+    @property
+    def n_decoded(self) -> int:
+        return len(self.tokens) - len(self.task.prompt)
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens wanted and not yet computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def key(self) -> CacheKey:
+        return prefix_key(self.task)
+
+    @property
+    def group(self) -> TaskId:
+        return group_of(self.task)
+
+    def timings(self) -> Timings:
+        prompt_ms = max(0.0, self.prompt_done_ms - self.begun_ms) if self.prompt_done_ms >= 0 else 0.0
+        predicted_ms = max(0.0, self.last_token_ms - self.prompt_done_ms) if self.n_decoded else 0.0
+        return Timings(
+            n_cached=max(0, self.n_cached),
+            n_prompt=self.n_prompt - max(0, self.n_cached),
+            prompt_ms=prompt_ms,
+            n_predicted=self.n_decoded,
+            predicted_ms=predicted_ms,
+            queue_ms=max(0.0, self.admitted_ms - self.queued_ms),
+            n_parked=self.n_parked,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an idle slot last held: a weak reference, nothing keeps it alive."""
+
+    key: CacheKey
+    tokens: Sequence[Token]
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A worker. Holds a generation while busy and a lease while that has a row."""
+
+    id: SlotId
+    state: SlotState = SlotState.IDLE
+    generation: Generation | None = None
+    lease: Lease | None = None
+    sampler: RowSampler | None = None
+    memory: Memory | None = None
+    last_task: Task | None = None
+    last_used: int = 0
+
+    @property
+    def row(self) -> RowId | None:
+        return self.lease.row if self.lease else None
+
+    @property
+    def work(self) -> Generation:
+        """The generation of a busy slot."""
+        assert self.generation is not None, f"slot {self.id} is {self.state.value}"
+        return self.generation
+
+    @property
+    def is_idle(self) -> bool:
+        return self.state is SlotState.IDLE
+
+    @property
+    def is_decoding(self) -> bool:
+        """Has a row and wants just the token it generated last."""
+        return self.state is SlotState.GENERATING
+
+    @property
+    def wants_row(self) -> bool:
+        """Busy without a row."""
+        return self.generation is not None and self.lease is None
+
+    def move(self, state: SlotState) -> None:
+        """Raises IllegalMove."""
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"slot {self.id}: {self.state.value} -> {state.value}")
+        self.state = state
