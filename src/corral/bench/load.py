@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +52,7 @@ class Stream:
     @property
     def gaps_ms(self) -> list[float]:
         """Times between pieces of text."""
-        return [(b - a) * 1e3 for a, b in zip(self.stamps_s, self.stamps_s[1:], strict=False)]
+        return [(b - a) * 1e3 for a, b in pairwise(self.stamps_s)]
 
     @property
     def total_ms(self) -> float:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from corral.bench import offline, peer
+from corral.bench import offline, peer, simulate
 from corral.bench.compare import Pair, Side, comparison_table, ratios, run_pair
 from corral.bench.load import BenchError, connect
-from corral.bench.report import SHOWN, Figures, result_path, short_table, write_json
+from corral.bench.report import SHOWN, Figures, result_path, short_table, table, write_json
 from corral.bench.workloads import WORKLOADS, Load, Options, Workload
 from corral.errors import CorralError
 
@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
 async def _run(args: argparse.Namespace) -> int:
     """The command, cancelled by SIGTERM as by Ctrl-C, so that servers it started do not outlive it."""
     task = asyncio.ensure_future(args.run(args))
-    with contextlib.suppress(NotImplementedError):  # Not every platform's loop has signal handlers.
+    # Not every platform's loop has signal handlers, and no thread but the main one.
+    with contextlib.suppress(NotImplementedError, RuntimeError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     result: int = await task
     return result
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_workload(commands.add_parser(workload.name, help=workload.help))
     _add_peer(commands.add_parser("peer", help="our server and another one, started here, in alternation"))
     _add_engine(commands.add_parser("engine", help="the engine alone: what a step costs besides the forward pass"))
+    _add_sim(commands.add_parser("sim", help="the scheduler alone, in simulated time"))
     return parser
 
 
@@ -107,6 +109,24 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-k, top-p, min-p; else greedy")
     parser.add_argument("--seed", type=int, help="of the prompts")
     parser.add_argument("--json", type=Path, metavar="FILE")
+
+
+def _add_sim(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_sim)
+    parser.add_argument("--trace", choices=list(simulate.TRACES), default="mixed")
+    parser.add_argument("--users", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--ctx-per-slot", type=int, default=2048)
+    parser.add_argument("--kv-unified", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument(
+        "--itl-target-ms", type=_numbers, default="100,250,1000", help="one or more, separated by commas"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -206,4 +226,18 @@ async def _engine(args: argparse.Namespace) -> int:
     print(short_table(f"engine@{args.rows}", figures, tuple(figures)))
     if args.json:
         write_json(args.json, {"workload": f"engine@{args.rows}", "model": args.model.name, **figures})
+    return 0
+
+
+async def _sim(args: argparse.Namespace) -> int:
+    results = {}
+    for target in args.itl_target_ms:
+        config = simulate.SimConfig(
+            args.trace, args.users, args.slots, args.ctx_per_slot, args.kv_unified, target, args.seed
+        )
+        results[f"{args.trace}@{args.users} itl {target:g}"] = simulate.simulate(config)
+    shown = [figure for figure in (*SHOWN, "n_decode") if all(figure in figures for figures in results.values())]
+    print(table(["trace", *shown], [[name, *(figures[f] for f in shown)] for name, figures in results.items()]))
+    if args.json:
+        write_json(args.json, results)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -28,15 +29,17 @@ class Imitation:
     n_open: int = 0
     n_stuck: int = 0
 
-    @asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
+    def app(self) -> web.Application:
         app = web.Application()
         app.router.add_post("/completion", self._native)
         app.router.add_post("/v1/completions", self._oai)
         app.router.add_get("/slots", self._slots)
         app.router.add_get("/health", self._health)
-        # A handler whose client has gone is cancelled, as in any server that notices.
-        server = TestServer(app)
+        return app
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        server = TestServer(self.app())
         await server.start_server()
         try:
             yield str(server.make_url("/"))
@@ -97,3 +100,17 @@ class Imitation:
 @pytest.fixture
 def imitation() -> Imitation:
     return Imitation()
+
+
+def main() -> None:
+    """Serve as a process of its own; takes llama-server's --host and --port and passes over the rest."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    args, rest = parser.parse_known_args()
+    print("flags", *rest, flush=True)
+    web.run_app(Imitation().app(), host=args.host, port=args.port, print=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_turns_continue_the_conversation_with_its_reply(imitation):
     run(imitation, "turns", users=1)
     asked = prompts(imitation)
     assert len(asked) == 4
-    for before, after in zip(asked, asked[1:], strict=False):
+    for before, after in itertools.pairwise(asked):
         assert after.startswith(before + "word word word ")
 
 
