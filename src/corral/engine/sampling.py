@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from corral.engine.probs import Filter, Kept, draw, keep, keep_wide, top_kept, top_logprobs
-from corral.errors import InvalidRequest
+from corral.errors import CorralError, InvalidRequest
 from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
@@ -34,12 +34,15 @@ N_NARROW = 1024
 class RowSampler:
     """One task's way to draw: settings, seed, random numbers and history. Its draws depend on nothing else.
 
-    Made by ``new_row_sampler``; ``chain`` draws what numpy does not.
+    Made by ``new_row_sampler``; ``chain`` draws what numpy does not. ``error`` is set once the chain found no token to
+    draw, as when a grammar and bans leave none: the task has failed, and ``end`` was picked in place of a token.
     """
 
-    __slots__ = ("chain", "edits", "filter", "random", "sampling", "seed")
+    __slots__ = ("chain", "edits", "end", "error", "filter", "random", "sampling", "seed")
 
-    def __init__(self, sampling: Sampling, seed: int, edits: Edits, chain: Sampler | None) -> None:
+    def __init__(self, sampling: Sampling, seed: int, edits: Edits, chain: Sampler | None, end: Token = 0) -> None:
+        self.error: CorralError | None = None
+        self.end = end
         self.sampling = sampling
         self.seed = seed
         self.edits = edits
@@ -67,7 +70,7 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
         return RowSampler(sampling, seed, Edits(sampling, banned, prompt, model.info.n_ctx_train), None)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
-    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain)
+    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain, min(eog, default=0))
 
 
 def _check(sampling: Sampling, n_vocab: int) -> None:
@@ -178,7 +181,8 @@ def _is_penalised(sampling: Sampling) -> bool:
 def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Picked]:
     """Draw a token for each (row of ``logits``, sampler), and add it to the sampler's history.
 
-    ``logits`` has shape (n_rows, n_vocab) and is not changed; several samplers may share a row.
+    ``logits`` has shape (n_rows, n_vocab) and is not changed; several samplers may share a row. A task
+    whose chain fails does not disturb the others: see ``RowSampler.error``.
     """
     with np.errstate(all="ignore"):
         picked = _pick_all(logits, rows)
@@ -192,7 +196,7 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
     narrow: list[_Draw] = []
     for at, (i, sampler) in enumerate(rows):
         if sampler.chain is not None:
-            picked[at] = sampler.chain.pick(logits[i])
+            picked[at] = _chained(sampler, sampler.chain, logits[i])
             continue
         row = sampler.edits.apply(logits[i])
         if sampler.filter is None:
@@ -203,6 +207,14 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
             wide = _Draw(at, logits[i], row, sampler, sampler.filter)
             picked |= _draw([wide], keep_wide(row, sampler.filter))
     return picked | _draw(narrow, keep([d.row for d in narrow], [d.filter for d in narrow])) if narrow else picked
+
+
+def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
+    try:
+        return chain.pick(row)
+    except CorralError as error:  # it is this task's alone: the others of the step have their tokens
+        sampler.error = error
+        return Picked(sampler.end)
 
 
 @dataclass(frozen=True, slots=True)

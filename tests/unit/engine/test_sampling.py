@@ -332,6 +332,20 @@ def test_other_settings_go_to_the_chain_with_the_seed_and_the_prompt(settings: d
     assert chain.closed
 
 
+def test_a_chain_that_finds_no_token_fails_its_own_task_only(model: LlamaModel) -> None:
+    eog = model.info.eog_tokens
+    stuck = Sampling(grammar='root ::= "x"', ignore_eos=True, temperature=0.0)
+    rows = np.zeros((1, model.info.n_vocab), np.float32)
+    first, other = (new_row_sampler(s, model, eog, ()) for s in (stuck, Sampling(temperature=0.0)))
+    pick_rows(rows, [(0, first)])
+    assert first.error is None
+    picked = pick_rows(rows, [(0, first), (0, other)])
+    assert first.error is not None
+    assert picked[0].token in eog
+    assert (other.error, picked[1].token) == (None, 0)
+    first.close()
+
+
 def test_defaults_do_not_make_a_chain() -> None:
     model = FakeModel()
     new_row_sampler(Sampling(dry_multiplier=1.0, samplers=("top_k", "temperature")), model, EOG, ())
