@@ -30,7 +30,7 @@ def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: st
         writer.add_value_length(N_EMBD // N_HEAD)
         writer.add_sliding_window(window)
     _add_vocabulary(writer)
-    _add_weights(writer, seed, post_norms=arch.startswith("gemma"))
+    _add_weights(writer, seed, gemma=arch.startswith("gemma"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -53,14 +53,14 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_add_space_prefix(False)
 
 
-def _add_weights(writer: gguf.GGUFWriter, seed: int, *, post_norms: bool) -> None:
+def _add_weights(writer: gguf.GGUFWriter, seed: int, *, gemma: bool) -> None:
     draw = np.random.default_rng(seed)
     n_vocab, n_kv = len(SPECIAL) + 256 + len(PRINTABLE), N_EMBD // N_HEAD * N_HEAD_KV
     shapes = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
     shapes |= {"attn_output": (N_EMBD, N_EMBD), "ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD)}
     shapes |= {"ffn_down": (N_EMBD, N_FF)}
-    norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if post_norms else [])
-    names = {"token_embd": (n_vocab, N_EMBD), "output": (n_vocab, N_EMBD)}
+    norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if gemma else [])
+    names = {"token_embd": (n_vocab, N_EMBD)} | ({} if gemma else {"output": (n_vocab, N_EMBD)})
     names |= {f"blk.{layer}.{name}": shape for layer in range(N_LAYER) for name, shape in shapes.items()}
     for name, shape in names.items():
         writer.add_tensor(f"{name}.weight", draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32))

@@ -116,7 +116,7 @@ class LlamaContext:
         self._trim(row, 0)
         with self._log.collect():
             n_read = int(lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row))
-        loaded = n_read == len(data)
+        loaded = 0 < n_read == len(data)
         if not loaded:
             self._trim(row, 0)
         self._ends[row] = self.bounds(row)[1]
@@ -148,6 +148,7 @@ class LlamaContext:
     def _clear(self) -> None:
         lib.llama_memory_clear(self._memory, True)
         self._ends = [0] * self._traits.n_rows
+        self._n_readable = -1
 
     def _trim(self, row: RowId, n: int) -> None:
         if not lib.llama_memory_seq_rm(self._memory, row, n or -1, -1):
