@@ -57,23 +57,26 @@ async def serve(
 
 def bind(server: ServerConfig) -> list[socket.socket]:
     """A listening socket for each host of the comma list; one that ends in ``.sock`` is a unix socket."""
-    hosts = [host.strip() for host in server.host.split(",") if host.strip()]
-    return [_bind(host, server.port) for host in hosts]
+    with contextlib.ExitStack() as undo:
+        sockets = []
+        for host in filter(None, map(str.strip, server.host.split(","))):
+            family, kind, address = _resolve(host, server.port)
+            sock = undo.enter_context(socket.socket(family, kind))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(2048)
+            sock.setblocking(False)
+            sockets.append(sock)
+        undo.pop_all()
+        return sockets
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _resolve(host: str, port: int) -> tuple[int, int, object]:
     if host.endswith(".sock"):
         Path(host).unlink(missing_ok=True)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(host)
-    else:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    sock.listen(2048)
-    sock.setblocking(False)
-    return sock
+        return socket.AF_UNIX, socket.SOCK_STREAM, host
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, kind, address
 
 
 def _unix_paths(server: ServerConfig) -> list[Path]:

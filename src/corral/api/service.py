@@ -50,7 +50,7 @@ class Service:
         info = runtime.model.info
         source = server.chat_template or info.chat_template or CHATML
         template = ChatTemplate(source, token_text(runtime, info.bos_token), token_text(runtime, info.eos_token))
-        model = min(server.alias) if server.alias else info.path
+        model = min(server.alias) if server.alias else info.path or info.name
         return Service(runtime, server, defaults, template, model, time.time())
 
 

@@ -1,0 +1,72 @@
+"""What comes before the routes: loading, keys, cross-origin headers, prefix, unknown paths."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from corral.api.app import create_app
+from corral.api.schemas.defaults import Defaults
+from corral.config import ServerConfig
+from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.live import client, listening
+
+
+def runtime_of(engine: CannedEngine | None = None) -> object:
+    return canned_runtime(engine or CannedEngine(says("hi")))
+
+
+def test_until_the_model_is_loaded_every_path_is_503() -> None:
+    server = ServerConfig(port=0, api_keys=("k",))
+    app = create_app(None, server, Defaults())
+    with listening(app, server) as url, httpx.Client(base_url=url) as http:
+        for path in ("/health", "/v1/models", "/nowhere"):
+            response = http.get(path)
+            assert response.status_code == 503, "before the key check"
+            assert response.json()["error"] == {
+                "message": "Loading model",
+                "type": "unavailable_error",
+                "code": 503,
+            }
+        assert http.options("/v1/models").status_code == 200
+        app.ready(canned_runtime(CannedEngine(says("hi"))))
+        assert http.get("/health").status_code == 200
+        assert http.get("/v1/models").status_code == 401
+
+
+def test_unknown_paths_and_wrong_verbs_are_the_same_404() -> None:
+    with client(canned_runtime(CannedEngine(says("hi"))), SERVER) as http:
+        answers = [http.get("/nowhere"), http.get("/completion"), http.post("/health"), http.delete("/slots")]
+        assert {answer.status_code for answer in answers} == {404}
+        body = {"message": "File Not Found", "type": "not_found_error", "code": 404}
+        assert all(answer.json()["error"] == body for answer in answers)
+
+
+def test_api_prefix() -> None:
+    server = ServerConfig(port=0, api_prefix="/llm", api_keys=("k",))
+    with client(canned_runtime(CannedEngine(says("hi"))), server) as http:
+        assert http.get("/llm/health").status_code == 200
+        assert http.get("/health").status_code == 401
+        assert http.get("/health", headers={"X-Api-Key": "k"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("origins", "credentials", "allowed"),
+    [("*", True, "https://a.example"), ("*", False, "*"), ("https://b.example", True, "https://b.example")],
+)
+def test_origins(origins: str, credentials: bool, allowed: str) -> None:
+    server = ServerConfig(port=0, cors_origins=origins, cors_credentials=credentials)
+    with client(canned_runtime(CannedEngine(says("hi"))), server) as http:
+        answer = http.get("/health", headers={"Origin": "https://a.example"})
+        assert answer.headers["access-control-allow-origin"] == allowed
+
+
+def test_each_key_has_prefixes_of_its_own() -> None:
+    engine = CannedEngine(says("hi"))
+    server = ServerConfig(port=0, api_keys=("a", "b"))
+    with client(canned_runtime(engine), server) as http:
+        for key in ("a", "b", "a"):
+            http.post("/completion", json={"prompt": "x"}, headers={"X-Api-Key": key})
+        first, second, third = (task.cache_key for task in engine.tasks)
+        assert first == third != second
+        assert "a" != first, "the key itself is not kept"

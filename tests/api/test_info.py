@@ -1,0 +1,148 @@
+"""Props, models, slots, tokens, templates: what is told about the server and its model."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from corral.config import ServerConfig
+from tests.api.conftest import SimServer
+
+
+def test_health(http: httpx.Client) -> None:
+    assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
+    assert http.get("/health").headers["server"] == "llama.cpp"
+
+
+def test_props(http: httpx.Client) -> None:
+    props = http.get("/props").json()
+    settings = props["default_generation_settings"]
+    assert (settings["n_ctx"], props["total_slots"], props["model_alias"]) == (2048, 4, "sim")
+    assert settings["params"]["temperature"] == 0.8 and settings["params"]["n_predict"] == -1
+    assert "grammar" not in settings["params"] and "stop" not in settings["params"]
+    assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
+    assert "im_start" in props["chat_template"] and props["chat_template_caps"]["supports_string_content"]
+    assert (props["endpoint_slots"], props["endpoint_metrics"], props["endpoint_props"]) == (True, True, False)
+
+
+def test_models(http: httpx.Client) -> None:
+    listed = http.get("/v1/models").json()
+    assert listed == {**http.get("/models").json(), "data": listed["data"]}
+    assert list(listed) == ["models", "object", "data"]
+    assert listed["models"][0]["name"] == listed["data"][0]["id"] == "sim"
+    meta = listed["data"][0]["meta"]
+    assert (meta["n_ctx"], meta["n_ctx_train"], meta["vocab_type"]) == (2048, 4096, 2)
+
+
+def test_the_first_alias_is_the_name(serve_sim: SimServer) -> None:
+    http = serve_sim(ServerConfig(port=0, alias=("zebra", "ant")))
+    assert http.get("/v1/models").json()["data"][0]["aliases"] == ["ant", "zebra"]
+    assert http.post("/completion", json={"prompt": "x", "n_predict": 1, "model": "else"}).json()["model"] == "ant"
+
+
+def test_slots(serve_sim: SimServer) -> None:
+    http = serve_sim(n_slots=2)
+    fresh = http.get("/slots").json()
+    assert [slot["id"] for slot in fresh] == [0, 1]
+    assert all(not slot["is_processing"] and "id_task" not in slot for slot in fresh)
+    http.post("/completion", json={"prompt": "hello", "n_predict": 2, "id_slot": 1, "temperature": 0.5})
+    used = http.get("/slots").json()[1]
+    assert used["params"]["temperature"] == 0.5
+    assert used["n_prompt_tokens"] >= 7
+    assert used["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
+    assert http.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_slots_with_texts_when_debugging(serve_sim: SimServer) -> None:
+    http = serve_sim(ServerConfig(port=0, slots_debug=True), n_slots=1)
+    http.post("/completion", json={"prompt": "hello", "n_predict": 2})
+    assert http.get("/slots").json()[0]["prompt"] == "<s>hello"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "flag"),
+    [("GET", "/slots", "--no-slots"), ("GET", "/metrics", "--metrics"), ("POST", "/props", "--props")],
+)
+def test_endpoints_that_are_off_name_their_flag(serve_sim: SimServer, method: str, path: str, flag: str) -> None:
+    http = serve_sim(ServerConfig(port=0, endpoint_slots=False))
+    refused = http.request(method, path, json={})
+    assert refused.status_code == 501
+    assert flag in refused.json()["error"]["message"]
+    assert refused.json()["error"]["type"] == "not_supported_error"
+
+
+def test_props_may_be_posted_with_its_flag(serve_sim: SimServer) -> None:
+    http = serve_sim(ServerConfig(port=0, endpoint_props=True))
+    assert http.post("/props", json={"x": 1}).json() == {"success": True}
+
+
+def test_tokenize(http: httpx.Client) -> None:
+    def tokens(**body: object) -> object:
+        return http.post("/tokenize", json=body).json()["tokens"]
+
+    assert tokens(content="ab") == [97, 98]
+    assert tokens(content="ab", add_special=True) == [256, 97, 98]
+    assert tokens(content="</s>") == [257]
+    assert tokens(content="</s>", parse_special=False) == list(b"</s>")
+    assert tokens(content=["a", 257, "b"]) == [97, 257, 98]
+    assert tokens() == [] == tokens(content="")
+    assert tokens(content="aß", with_pieces=True) == [
+        {"id": 97, "piece": "a"},
+        {"id": 195, "piece": [195]},
+        {"id": 159, "piece": [159]},
+    ]
+    assert http.post("/tokenize", json={"content": 5}).status_code == 400
+
+
+def test_detokenize(http: httpx.Client) -> None:
+    assert http.post("/detokenize", json={"tokens": [97, 257, 98]}).json() == {"content": "a</s>b"}
+    assert http.post("/detokenize", json={}).json() == {"content": ""}
+    for tokens in ([-1], [10**9], ["a"], "a", [1.5]):
+        assert http.post("/detokenize", json={"tokens": tokens}).status_code == 400
+
+
+def test_apply_template_and_token_counts(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    text = http.post("/apply-template", json=body).json()["prompt"]
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    n_tokens = len(http.post("/tokenize", json={"content": text, "add_special": True}).json()["tokens"])
+    for path in ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"):
+        assert http.post(path, json=body).json() == {"input_tokens": n_tokens, "object": "response.input_tokens"}
+
+
+def test_a_template_of_the_command_line(serve_sim: SimServer) -> None:
+    template = "{{ bos_token }}{{ tone }}|{% for m in messages %}{{ m.content }}{% endfor %}"
+    http = serve_sim(ServerConfig(port=0, chat_template=template, chat_template_kwargs={"tone": "dry"}))
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    assert http.post("/apply-template", json=body).json()["prompt"] == "<s>dry|hi"
+    assert http.post("/chat/completions/input_tokens", json=body).json()["input_tokens"] == len("<dry|hi"), "one BOS"
+    warm = {**body, "chat_template_kwargs": {"tone": "warm"}}
+    assert http.post("/apply-template", json=warm).json()["prompt"] == "<s>warm|hi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"tools": [{"type": "function"}]}, "not supported yet"),
+        ({"tool_choice": "maybe"}, "Invalid tool_choice: maybe"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+        ({"top_logprobs": 2}, "top_logprobs requires logprobs"),
+    ],
+)
+def test_chat_refusals(http: httpx.Client, fields: dict[str, object], text: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and text in refused.json()["error"]["message"]
+
+
+def test_every_route_is_documented(http: httpx.Client) -> None:
+    page = http.get("/openapi.json").json()
+    assert "swagger" in http.get("/docs").text.lower()
+    posts = {path: methods["post"] for path, methods in page["paths"].items() if "post" in methods}
+    assert {"/completion", "/v1/completions", "/v1/chat/completions", "/tokenize", "/apply-template"} <= set(posts)
+    assert {"/health", "/props", "/v1/models", "/slots", "/metrics"} <= set(page["paths"])
+    schema = posts["/v1/chat/completions"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["example"]["messages"] and "temperature" in schema["properties"]
+    ids = [operation["operationId"] for methods in page["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))

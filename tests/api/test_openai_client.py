@@ -1,0 +1,86 @@
+"""The unmodified ``openai`` client works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from corral.config import ServerConfig
+from tests.api.conftest import SimServer
+
+
+@pytest.fixture(scope="module")
+def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{http.base_url}v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+SAY = {"grammar": 'root ::= "hello there"'}
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="sim", messages=MESSAGES, extra_body=SAY)  # type: ignore[arg-type]
+    assert reply.choices[0].message.content == "hello there"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None and reply.usage.completion_tokens > 1
+    assert reply.usage.prompt_tokens_details is not None
+
+
+def test_chat_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=SAY,
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello there"
+    assert chunks[-1].usage is not None and not chunks[-1].choices
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        logprobs=True,
+        top_logprobs=3,
+        max_tokens=4,
+    )
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.content
+    assert all(len(entry.top_logprobs) == 3 and entry.logprob <= 0 for entry in logprobs.content)
+    assert all(bytes(entry.bytes or ()).decode("utf-8", "ignore") == entry.token for entry in logprobs.content)
+
+
+def test_text_completion(client: openai.OpenAI) -> None:
+    reply = client.completions.create(model="sim", prompt="x", logprobs=2, max_tokens=5, extra_body=SAY)
+    assert reply.choices[0].text.startswith("hel")
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].logprobs is not None
+    assert len(reply.choices[0].logprobs.content[0]["top_logprobs"]) == 2  # type: ignore[attr-defined]
+
+
+def test_text_stream(client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(model="sim", prompt="x", stream=True, extra_body=SAY))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "hello there"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["sim"]
+
+
+def test_errors_are_typed(client: openai.OpenAI, serve_sim: SimServer) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="sim", messages=[], max_tokens=1)
+    locked = serve_sim(ServerConfig(port=0, api_keys=("k",)))
+    with (
+        openai.OpenAI(base_url=f"{locked.base_url}v1", api_key="wrong", max_retries=0) as other,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        other.models.list()
