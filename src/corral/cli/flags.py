@@ -81,7 +81,6 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--rope-freq-base", k.number(0), 0.0, "RoPE base frequency; 0: the model's", "ROPE_FREQ_BASE"),
         _flag("--rope-freq-scale", k.number(0), 0.0, "RoPE frequency scale; 0: the model's", "ROPE_FREQ_SCALE"),
         _flag("--rope-scale", k.number(0), 0.0, "RoPE context factor: 1 / --rope-freq-scale", "ROPE_SCALE"),
-        _flag("--warmup !--no-warmup", k.SWITCH, True, "one empty run before serving"),
     ),
     "Scheduling and prefix cache": (
         _flag("-cb --cont-batching !-nocb !--no-cont-batching", k.SWITCH, True, "continuous batching", "CONT_BATCHING"),
@@ -187,6 +186,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--log-disable", k.SWITCH, False, "log nothing"),
     ),
     "Accepted, without effect": (
+        _flag("--warmup !--no-warmup", k.SWITCH, True, "one run before serving", note="it is always done"),
         _flag("--threads-http", k.INT, -1, "HTTP threads", "THREADS_HTTP", note=_HTTP),
         _flag("--ui --webui !--no-ui !--no-webui", k.SWITCH, True, "web page", "UI", note="there is no chat page"),
         _flag("--perf !--no-perf", k.SWITCH, False, "timings of libllama", "PERF", note="/metrics has timings"),

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,9 +18,7 @@ from corral.cli.progress import loading
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import ModelConfig
 from corral.errors import LoadError
-from corral.events import Event, Failed, Finished
 from corral.runtime import Runtime
-from corral.tasks import Limits, Task
 
 logger = logging.getLogger("corral.cli")
 
@@ -37,8 +33,6 @@ def serve(args: Parsed) -> int:
     for note in args.notes:
         logger.warning("%s", note)
     settings = resolve(args)
-    # With Python's default of 5 ms the engine thread gets the lock late after each forward pass.
-    sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Serving(settings, args).run())
 
@@ -57,7 +51,6 @@ class _Serving:
     def __init__(self, settings: Settings, args: Parsed) -> None:
         self._settings = settings
         self._drain_s = float(args["drain_s"])
-        self._warmup = bool(args["warmup"])
         self._app = create_app(None, settings.server, settings.defaults)
         self._stop = asyncio.Event()
         self._listening = asyncio.Event()
@@ -116,10 +109,7 @@ class _Serving:
                     raise _Interrupted
                 report(fraction)
 
-            runtime = Runtime.open(model, settings.context, settings.engine, on_progress)
-        if self._warmup:
-            _warm_up(runtime)
-        return runtime
+            return Runtime.open(model, settings.context, settings.engine, on_progress)
 
     def _tell_ready(self, runtime: Runtime) -> None:
         name, url = runtime.model.info.name, self._addresses[0] + self._settings.server.api_prefix
@@ -148,20 +138,6 @@ def _demo(model: ModelConfig) -> ModelConfig:
     from corral.llama.demo import demo_model
 
     return replace(model, path=demo_model())
-
-
-def _warm_up(runtime: Runtime) -> None:
-    """One token, so that the first user does not wait for weights to come from disk."""
-    info, done = runtime.model.info, threading.Event()
-
-    def sink(events: list[Event]) -> None:
-        if any(isinstance(event, Finished | Failed) for event in events):
-            done.set()
-
-    prompt = (info.bos_token or info.eos_token or 0,)
-    task = Task(runtime.engine.new_task_id(), prompt, limits=Limits(n_predict=1), cache_prompt=False)
-    runtime.engine.submit([(task,)], sink)
-    done.wait()
 
 
 def _example(url: str, with_key: bool) -> str:
