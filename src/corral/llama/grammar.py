@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from corral.errors import InvalidRequest
 
-MAX_CHARS = 1_000_000
+MAX_CHARS = 256_000
 MAX_NESTING = 256  # each "(" is two frames of libllama's parser
 MAX_CHAIN = 4096  # rules that begin with a rule that begins with a rule ...: a frame each
 MAX_LEFTMOST = 50_000  # ways to begin a rule; libllama walks all of them at once

@@ -131,7 +131,7 @@ def test_trim_then_go_on_equals_fresh(model, context):
     context.apply(Trim(1, 10))
     assert context.bounds(1) == (0, 10)
     context.decode([Span(1, 10, (99, 98), 1)])
-    assert close(context.logits()[0], fresh_logits(model, PROMPT[:10] + (99, 98)))
+    assert close(context.logits()[0], fresh_logits(model, (*PROMPT[:10], 99, 98)))
 
 
 def test_trim_to_nothing_empties(context):
