@@ -82,13 +82,14 @@ def _check(config: ContextConfig) -> None:
 def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits:
     """What libllama really made of the settings, and what that memory can do."""
     n_rows = int(lib.llama_n_seq_max(context))
-    n_cells_row = int(lib.llama_n_ctx_seq(context))
+    n_ctx_row = int(lib.llama_n_ctx_seq(context))
     window = 0 if config.swa_full else int(lib.llama_model_n_swa(model))
     n_ubatch = int(lib.llama_n_ubatch(context))
     unified = config.kv_unified
     return MemoryTraits(
         n_cells=int(lib.llama_n_ctx(context)),
-        n_cells_row=n_cells_row,
+        # Beyond the training context a model writes nonsense: no conversation gets more, whatever the pool holds.
+        n_cells_row=min(n_ctx_row, int(lib.llama_model_n_ctx_train(model)) or n_ctx_row),
         n_rows=n_rows,
         n_streams=1 if unified else n_rows,
         n_batch=int(lib.llama_n_batch(context)),
@@ -97,7 +98,7 @@ def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits
         can_shift=bool(lib.llama_memory_can_shift(lib.llama_get_memory(context))),
         rollback=_rollback(model, context, window),
         window=window,
-        window_cells=pad(min(n_cells_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
+        window_cells=pad(min(n_ctx_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
         whole_copy_only=_keeps_states(model),
         bytes_per_token=_bytes_per_token(model, config),
     )
