@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from corral.config import ContextConfig, ModelConfig
@@ -63,7 +61,7 @@ def alone(exact):
 def start_together(exact, context):
     """Row 0 holds the shared prefix; returns what each row still wants."""
     prompts = [tokens_of(exact, SHARED + tail) for tail in TAILS]
-    n_shared = len(os.path.commonprefix(prompts))
+    n_shared = next(at for at, column in enumerate(zip(*prompts, strict=False)) if len(set(column)) > 1)
     context.decode([Span(0, 0, prompts[0][:n_shared])])
     return n_shared, {row: prompt[n_shared:] for row, prompt in enumerate(prompts)}
 
