@@ -129,7 +129,12 @@ class Commit:
             for sibling in span.samples[1:]:
                 self._life.share_prompt(books.slots[sibling], slot)
         for slot_id, picked in outcome.picks:
-            self._life.token(books.slots[slot_id], picked, outcome.done_ms)
+            slot = books.slots[slot_id]
+            error = books.samplers[slot.work.task.id].error
+            if error is not None:
+                self._life.fail(slot, error)
+            else:
+                self._life.token(slot, picked, outcome.done_ms)
         self._charge_rent(plan)
 
     def _count_pass(self, plan: Plan, outcome: Outcome) -> None:

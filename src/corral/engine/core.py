@@ -128,9 +128,8 @@ class Engine:
         self.last_plan = chosen = plan(self.books.view(start_ms))
         if self.books.config.audit:
             audit.check_progress(self.books, chosen)
-        if not chosen.is_empty:
-            outcome = self._executor.run(chosen, self._slot_samplers(chosen))
-            self._commit.record(chosen, outcome, start_ms)
+        outcome = self._executor.run(chosen, self._slot_samplers(chosen))
+        self._commit.record(chosen, outcome, start_ms)
         self.publish()
         if self.books.config.audit:
             audit.check(self.books, self._context)
