@@ -85,7 +85,7 @@ def test_the_example_that_is_printed_works(shared: tuple[Server, str]) -> None:
     body = {**json.loads(example[2]), "max_tokens": 4}
     reply = httpx.post(example[1], json=body, timeout=WAIT_S)
     assert reply.status_code == 200
-    assert reply.json()["usage"]["completion_tokens"] == 4
+    assert reply.json()["choices"][0]["message"]["content"]
     assert example[1].startswith(url)
 
 

@@ -9,8 +9,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCOPE_KEY = "corral.request_id"
-"""Where the id stands in the ASGI scope, for whoever logs about the request."""
+from corral.api.request_log import REQUEST_ID
 
 _FIT = re.compile(rb"[\x21-\x7e]{1,128}")
 _HEADER = b"x-request-id"
@@ -29,7 +28,7 @@ class RequestIds:
             await self._inner(scope, receive, send)
             return
         request_id = _taken(scope) or secrets.token_hex(8).encode()
-        scope[SCOPE_KEY] = shown = request_id.decode()
+        scope[REQUEST_ID] = shown = request_id.decode()
         started_s, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -43,8 +42,9 @@ class RequestIds:
             await self._inner(scope, receive, send_with_id)
         finally:
             elapsed_ms = 1000 * (time.perf_counter() - started_s)
-            path, extra = scope["path"], {"request_id": shown}
-            _log.debug("%s %s: %d after %.0f ms", scope["method"], path, status, elapsed_ms, extra=extra)
+            level = logging.WARNING if status == 500 else logging.DEBUG
+            extra = {"request_id": shown}
+            _log.log(level, "%s %s: %d after %.0f ms", scope["method"], scope["path"], status, elapsed_ms, extra=extra)
 
 
 def _taken(scope: Scope) -> bytes:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from corral.cli.access import SCOPE_KEY, RequestIds
+from corral.api.request_log import REQUEST_ID
+from corral.cli.access import RequestIds
 
 
 def answered(*headers: tuple[bytes, bytes]) -> tuple[str, dict[bytes, bytes]]:
@@ -16,7 +17,7 @@ def answered(*headers: tuple[bytes, bytes]) -> tuple[str, dict[bytes, bytes]]:
     sent: list[Message] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope[SCOPE_KEY])
+        seen.append(scope[REQUEST_ID])
         await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
         await send({"type": "http.response.body", "body": b""})
 

@@ -12,6 +12,7 @@ from corral.api.dialects.completions import CompletionsDialect
 from corral.api.dialects.native import NativeDialect
 from corral.api.job import Job, make_job
 from corral.api.reply import Dialect, StreamReply, WholeReply
+from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.routes.body import read_body
 from corral.api.schemas.chat import read_chat
 from corral.api.schemas.fields import Fields
@@ -35,14 +36,14 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, lambda fields: read_chat(fields, service))
     job = _job(request, service, [asked.prompt], asked.params)
-    return _reply(service, job, ChatDialect(job, asked.echo))
+    return _reply(request, service, job, ChatDialect(job, asked.echo))
 
 
 async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Response:
     service = service_of(request)
     prompts, params = await read_body(request, lambda fields: _read(fields, service))
     job = _job(request, service, prompts, params)
-    return _reply(service, job, dialect(job))
+    return _reply(request, service, job, dialect(job))
 
 
 def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
@@ -63,6 +64,7 @@ def _job(request: Request, service: Service, prompts: list[Prompt], params: Para
     )
 
 
-def _reply(service: Service, job: Job, dialect: Dialect) -> Response:
+def _reply(request: Request, service: Service, job: Job, dialect: Dialect) -> Response:
     reply = StreamReply if job.params.stream else WholeReply
-    return reply(job, dialect, service.runtime.engine)
+    logged = LoggedDialect(dialect, request.scope.get(REQUEST_ID, job.id))
+    return reply(job, logged, service.runtime.engine)
