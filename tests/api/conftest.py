@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from tests.api.live import client
 
 from corral.config import ContextConfig, EngineConfig, ServerConfig
 from corral.runtime import Runtime
-from tests.api.live import client
 
 SimServer = Callable[..., httpx.Client]
 

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-
-from corral.config import ServerConfig
 from tests.api.conftest import SimServer
 from tests.api.live import events, parse_events
+
+from corral.config import ServerConfig
 
 Json = dict[str, Any]
 
@@ -198,12 +198,15 @@ def test_17_empty_prompts(http: httpx.Client) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["message"] == '"prompt" must not be empty'
 
 
+WILD: Json = {"prompt": "Once", "n_predict": 24, "temperature": 30, "top_k": 0, "top_p": 1, "min_p": 0}
+"""The simulated model is sure of itself: only so do its draws differ."""
+
+
 def test_20_seeds(http: httpx.Client) -> None:
     """llama.cpp#7381, llama.cpp#8593: the same seed, the same text; the reply tells the seed that was used."""
 
     def reply(**fields: Any) -> Json:
-        body = {"prompt": "Once", "n_predict": 24, "temperature": 0.7, "ignore_eos": True, **fields}
-        whole: Json = http.post("/completion", json=body).json()
+        whole: Json = http.post("/completion", json={**WILD, "ignore_eos": True, **fields}).json()
         return whole
 
     first, again, other = reply(seed=42), reply(seed=42), reply(seed=43)
@@ -216,10 +219,11 @@ def test_20_seeds(http: httpx.Client) -> None:
 
 def test_20_choices_use_seeds_one_after_the_other(http: httpx.Client) -> None:
     """llama.cpp#7381."""
-    body = {"prompt": "Once", "n_predict": 16, "temperature": 1.0, "ignore_eos": True}
+    body = {**WILD, "ignore_eos": True}
     both = http.post("/completion", json={**body, "seed": 5, "n": 2}).json()
     alone = [http.post("/completion", json={**body, "seed": seed}).json()["content"] for seed in (5, 6)]
     assert [reply["content"] for reply in both] == alone
+    assert alone[0] != alone[1]
     assert [reply["generation_settings"]["seed"] for reply in both] == [5, 6]
 
 
@@ -382,10 +386,23 @@ def test_62_preflight_and_origins(serve_sim: SimServer) -> None:
     assert "access-control-allow-origin" not in foreign.headers
 
 
-LLAMACPP = """prompt_tokens_total prompt_tokens_cached_total prompt_seconds_total tokens_predicted_total
-tokens_predicted_seconds_total n_decode_total n_tokens_max spec_decode_num_draft_tokens_total
-spec_decode_num_accepted_tokens_total spec_decode_num_drafts_total prompt_tokens_seconds predicted_tokens_seconds
-requests_processing requests_deferred n_busy_slots_per_decode""".split()
+LLAMACPP = [
+    "prompt_tokens_total",
+    "prompt_tokens_cached_total",
+    "prompt_seconds_total",
+    "tokens_predicted_total",
+    "tokens_predicted_seconds_total",
+    "n_decode_total",
+    "n_tokens_max",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_drafts_total",
+    "prompt_tokens_seconds",
+    "predicted_tokens_seconds",
+    "requests_processing",
+    "requests_deferred",
+    "n_busy_slots_per_decode",
+]
 
 
 def test_62_metrics(serve_sim: SimServer) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.live import client, listening
 
 from corral.api.app import create_app
 from corral.api.schemas.defaults import Defaults
 from corral.config import ServerConfig
-from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
-from tests.api.live import client, listening
 
 
 def runtime_of(engine: CannedEngine | None = None) -> object:
@@ -69,4 +69,4 @@ def test_each_key_has_prefixes_of_its_own() -> None:
             http.post("/completion", json={"prompt": "x"}, headers={"X-Api-Key": key})
         first, second, third = (task.cache_key for task in engine.tasks)
         assert first == third != second
-        assert "a" != first, "the key itself is not kept"
+        assert first != "a", "the key itself is not kept"

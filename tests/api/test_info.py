@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from tests.api.conftest import SimServer
 
 from corral.config import ServerConfig
-from tests.api.conftest import SimServer
 
 
 def test_health(http: httpx.Client) -> None:

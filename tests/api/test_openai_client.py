@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from tests.api.conftest import SimServer
 
 from corral.config import ServerConfig
-from tests.api.conftest import SimServer
 
 
 @pytest.fixture(scope="module")
 def client(http: httpx.Client) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{http.base_url}v1", api_key="none", max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{str(http.base_url).rstrip(chr(47))}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -80,7 +80,7 @@ def test_errors_are_typed(client: openai.OpenAI, serve_sim: SimServer) -> None:
         client.chat.completions.create(model="sim", messages=[], max_tokens=1)
     locked = serve_sim(ServerConfig(port=0, api_keys=("k",)))
     with (
-        openai.OpenAI(base_url=f"{locked.base_url}v1", api_key="wrong", max_retries=0) as other,
+        openai.OpenAI(base_url=f"{str(locked.base_url).rstrip(chr(47))}/v1", api_key="wrong", max_retries=0) as other,
         pytest.raises(openai.AuthenticationError),
     ):
         other.models.list()

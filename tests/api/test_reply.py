@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.live import client, events
 
 from corral.errors import ExceedContext, ServerError, Unavailable
 from corral.events import Chunk, Event, Failed, Progress, Started, Timings
 from corral.ids import SlotId
 from corral.tasks import Task
-from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
-from tests.api.live import client, events
 
 PATHS = ("/completion", "/v1/completions", "/v1/chat/completions")
 BODY: dict[str, Any] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -114,9 +114,7 @@ def test_the_status_line_comes_when_the_prompt_starts(http: httpx.Client, engine
 
 
 @pytest.mark.parametrize("before", [[], [started]], ids=["queued", "in prefill"])
-def test_pings_fill_silence(
-    http: httpx.Client, engine: CannedEngine, before: list[Callable[[Task], Event]]
-) -> None:
+def test_pings_fill_silence(http: httpx.Client, engine: CannedEngine, before: list[Callable[[Task], Event]]) -> None:
     """Also while the request waits for a slot: proxies cut silent connections."""
     engine.script = lambda task: [event(task) for event in before]
     with http.stream("POST", "/completion", json={**BODY, "sse_ping_interval": 1}) as response:
@@ -147,10 +145,24 @@ def test_native_stream(http: httpx.Client, engine: CannedEngine) -> None:
 
 def test_native_reply_has_its_keys_in_order(http: httpx.Client) -> None:
     reply = http.post("/completion", json={**BODY, "stream": False, "return_tokens": True}).json()
-    assert list(reply) == (
-        "index content tokens id_slot stop model tokens_predicted tokens_evaluated generation_settings prompt "
-        "has_new_line truncated stop_type stopping_word tokens_cached timings"
-    ).split()
+    assert list(reply) == [
+        "index",
+        "content",
+        "tokens",
+        "id_slot",
+        "stop",
+        "model",
+        "tokens_predicted",
+        "tokens_evaluated",
+        "generation_settings",
+        "prompt",
+        "has_new_line",
+        "truncated",
+        "stop_type",
+        "stopping_word",
+        "tokens_cached",
+        "timings",
+    ]
     assert (reply["content"], reply["tokens"], reply["prompt"], reply["model"]) == (
         "hi",
         [104, 105],

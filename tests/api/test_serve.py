@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.api.canned import CannedEngine, CannedStream, canned_runtime, says
 
 from corral.api.app import create_app
 from corral.api.schemas.defaults import Defaults
@@ -17,7 +18,6 @@ from corral.config import ServerConfig
 from corral.events import Event, Started
 from corral.ids import SlotId
 from corral.tasks import Task
-from tests.api.canned import CannedEngine, CannedStream, canned_runtime, says
 
 
 class Server:

@@ -75,6 +75,7 @@ def _group(
         index=first,
         return_progress=params.return_progress and params.stream,
         special=special,
+        preserved_tokens=params.preserved_tokens,
         request_id=reply_id,
     )
     return (parent, *(_sibling(parent, engine.new_task_id(), i) for i in range(1, params.n)))

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,7 +72,7 @@ def bind(server: ServerConfig) -> list[socket.socket]:
         return sockets
 
 
-def _resolve(host: str, port: int) -> tuple[int, int, object]:
+def _resolve(host: str, port: int) -> tuple[int, int, str | tuple[Any, ...]]:
     if host.endswith(".sock"):
         Path(host).unlink(missing_ok=True)
         return socket.AF_UNIX, socket.SOCK_STREAM, host

@@ -85,10 +85,8 @@ class ChatTemplate:
             variables["tools"] = tools
         try:
             return self._template.render(variables)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except Exception as error:  # somebody else's program: whatever it raises, it cannot render this request
             raise InvalidRequest(f"the chat template failed: {error}") from error
-        except RecursionError:
-            raise InvalidRequest("the chat template failed: the conversation is nested too deeply") from None
 
     def _adapt(self, messages: Sequence[Message]) -> list[Message]:
         adapted = list(messages)

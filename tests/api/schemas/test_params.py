@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.api.canned import N_VOCAB, ByteTokenizer
+from tests.api.canned import EOS, N_VOCAB, ByteTokenizer
 
 from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields, parse_object
@@ -154,6 +154,10 @@ def test_n_probs_and_logprobs() -> None:
 
 def test_id_slot_wraps() -> None:
     assert [read({"id_slot": i}).id_slot for i in (-1, 0, 5)] == [None, 0, 1]
+
+
+def test_preserved_tokens() -> None:
+    assert read({"preserved_tokens": ["<eos>", "several"]}).preserved_tokens == {EOS}
 
 
 def test_usage_can_be_always_on() -> None:

@@ -40,7 +40,7 @@ def _llamacpp_counters(c: Counters) -> Iterator[str]:
     yield from _one("llamacpp:tokens_predicted_total", "counter", "Tokens generated.", c.n_predicted)
     yield from _one("llamacpp:tokens_predicted_seconds_total", "counter", "Time generating.", c.predicted_ms / 1e3)
     yield from _one("llamacpp:n_decode_total", "counter", "Forward passes.", c.n_decode)
-    yield from _one("llamacpp:n_tokens_max", "counter", "Longest sequence seen.", c.n_tokens_max)
+    yield from _one("llamacpp:n_tokens_max", "gauge", "Longest sequence seen.", c.n_tokens_max)
     yield from _one("llamacpp:spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", 0)
     yield from _one("llamacpp:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens accepted.", 0)
     yield from _one("llamacpp:spec_decode_num_drafts_total", "counter", "Verification steps.", 0)

@@ -9,7 +9,7 @@ from corral.api.schemas.fields import Fields, wrong_type
 from corral.api.schemas.sampling import read_sampling
 from corral.config import ServerConfig
 from corral.errors import InvalidRequest
-from corral.ids import SlotId
+from corral.ids import SlotId, Token
 from corral.ports import Tokenizer
 from corral.tasks import Limits, Sampling
 
@@ -34,6 +34,7 @@ class Params:
     n_keep: int = 0
     n_discard: int = 0
     response_fields: tuple[str, ...] = ()
+    preserved_tokens: frozenset[Token] = frozenset()
 
 
 def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokenizer: Tokenizer, n_slots: int) -> Params:
@@ -55,6 +56,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         n_keep=fields.integer("n_keep", default=defaults.n_keep, low=-1),
         n_discard=fields.integer("n_discard", default=0, low=0),
         response_fields=fields.strings("response_fields") or (),
+        preserved_tokens=_preserved(fields, tokenizer),
         id_slot=_id_slot(fields, n_slots),
         sampling=read_sampling(fields, defaults.sampling, tokenizer),
         limits=_limits(fields, defaults.limits, n_predict),
@@ -80,6 +82,13 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
 
 def _include_usage(fields: Fields) -> bool:
     return Fields(fields.object("stream_options") or {}).boolean("include_usage")
+
+
+def _preserved(fields: Fields, tokenizer: Tokenizer) -> frozenset[Token]:
+    """Control tokens, by their text, that are printed all the same; texts of several tokens are left out."""
+    texts = fields.strings("preserved_tokens") or ()
+    found = [tokenizer.tokenize(text, add_special=False, parse_special=True) for text in texts]
+    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
 
 def _id_slot(fields: Fields, n_slots: int) -> SlotId | None:
