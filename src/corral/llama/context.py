@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ class LlamaContext:
         if not self._handle:
             raise LoadError(f"cannot make a context: {library.reason(lines, 'libllama gave no reason')}")
         self._memory = lib.llama_get_memory(self._handle)
+        if not self._memory:
+            lib.llama_free(self._handle)
+            raise LoadError("cannot make a context: the model keeps no memory of a text, so it cannot generate")
         self._n_outputs_max = int(params.n_outputs_max)
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._traits = read_traits(model, self._handle, config)
@@ -58,7 +62,8 @@ class LlamaContext:
         match op:
             case Trim(row, n):
                 self._check_prefix(row, n)
-                self._trim(row, n)
+                if n != self._ends[row]:
+                    self._trim(row, n)
             case Copy(src, dst, n):
                 self._check_copy(src, dst, n)
                 self._trim(dst, 0)
@@ -216,7 +221,8 @@ class AbortFlag:
     def __init__(self) -> None:
         self._text = (ctypes.c_char * 2)()
         self.data = ctypes.addressof(self._text)
-        self.callback = ctypes.cast(ctypes.CDLL(None).strlen, lib.ggml_abort_callback)
+        libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+        self.callback = ctypes.cast(libc.strlen, lib.ggml_abort_callback)
 
     def set(self) -> None:
         self._text[0] = b"!"

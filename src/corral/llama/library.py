@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
 logger = logging.getLogger("corral.llama")
 
+_STARTING = Lock()
 _ERROR, _CONTINUATION = 4, 5
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, _ERROR: logging.ERROR}
 _GENERIC = ("failed to load model", "failed to initialize", "failed to quantize", "failed to decode")
@@ -50,17 +51,26 @@ class LogRouter:
     @contextmanager
     def collect(self) -> Iterator[deque[str]]:
         """Within it this thread's warnings and errors go to the returned queue (the last 20) and only to DEBUG."""
-        lines: deque[str] = deque(maxlen=20)
-        self._collecting[get_ident()] = lines
+        thread, lines = get_ident(), deque[str](maxlen=20)
+        before = self._collecting.get(thread)
+        self._collecting[thread] = lines
         try:
             yield lines
         finally:
-            del self._collecting[get_ident()]
+            if before is None:
+                del self._collecting[thread]
+            else:
+                self._collecting[thread] = before
+
+
+def start() -> LogRouter:
+    """Initialise libllama once for the process and take over its log. Returns the router. From any thread."""
+    with _STARTING:
+        return _start()
 
 
 @functools.cache
-def start() -> LogRouter:
-    """Initialise libllama once for the process and take over its log. Returns the router."""
+def _start() -> LogRouter:
     router = LogRouter()
     callback = lib.llama_log_callback(router.write)
     router.callback = callback  # type: ignore[attr-defined]  # libllama keeps only the pointer

@@ -45,6 +45,8 @@ class SamplerChain:
 
     def pick(self, logits: Logits) -> Picked:
         """Raises ServerError if the grammar allows none of the tokens that the other samplers left."""
+        if not self._chain:
+            raise ValueError("the sampler is closed")
         candidates = self._candidates
         token = self._draw(logits)
         if self._grammar and not candidates.allowed(self._grammar, token):
@@ -105,7 +107,11 @@ class Candidates:
         lib.llama_sampler_apply(sampler, self._raw_ref)
 
     def selected(self) -> Token:
-        return int(self._raw.data[self._raw.selected].id)
+        """The drawn token. Raises ServerError if nothing could be drawn (logits that are not numbers)."""
+        index = self._raw.selected
+        if not 0 <= index < self._raw.size:
+            raise ServerError("no token could be drawn from these logits")
+        return int(self._raw.data[index].id)
 
     def allowed(self, grammar: Any, token: Token) -> bool:
         """Whether the grammar can go on with this token. Leaves the other candidates alone."""
@@ -136,8 +142,10 @@ class Candidates:
 def log_probabilities(logits: Logits, token: Token, n: int) -> Picked:
     """Natural log-probabilities over the whole vocabulary: of ``token`` and of the ``n`` most likely."""
     n = min(n, len(logits))
-    largest = logits.max()
-    shift = float(largest) + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
+    largest = float(logits.max())
+    if not math.isfinite(largest):
+        raise ServerError("the model's logits are not numbers")
+    shift = largest + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
     top = np.argpartition(-logits, n - 1)[:n]
     top = top[np.argsort(-logits[top], kind="stable")]
     return Picked(token, float(logits[token]) - shift, tuple((int(i), float(logits[i]) - shift) for i in top))

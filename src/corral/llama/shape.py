@@ -12,6 +12,7 @@ from corral.llama import library
 from corral.ports import MemoryTraits, Rollback
 
 _PAD = 256
+_CELLS_MAX = 2**31 - _PAD
 _FLASH = {
     None: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
     True: lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -46,10 +47,11 @@ def n_cells_total(config: ContextConfig, n_ctx_train: int) -> int:
 
 def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort_data: int) -> Any:
     """libllama's parameters. Raises LoadError on settings that it would refuse or abort on."""
-    _check(config)
+    n_ctx_train = int(lib.llama_model_n_ctx_train(model))
+    _check(config, n_ctx_train)
     n_threads = config.n_threads if config.n_threads > 0 else library.n_physical_cores()
     params = lib.llama_context_default_params()
-    params.n_ctx = n_cells_total(config, lib.llama_model_n_ctx_train(model))
+    params.n_ctx = n_cells_total(config, n_ctx_train)
     params.n_batch = max(config.n_batch, config.n_rows)
     params.n_ubatch = min(config.n_ubatch, params.n_batch)
     params.n_seq_max = config.n_rows
@@ -68,12 +70,14 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     return params
 
 
-def _check(config: ContextConfig) -> None:
+def _check(config: ContextConfig, n_ctx_train: int) -> None:
     n_rows_max = lib.llama_max_parallel_sequences()
     if not 1 <= config.n_slots <= config.n_rows <= n_rows_max:
         raise LoadError(f"{config.n_slots} slots on {config.n_rows} rows: 1 <= slots <= rows <= {n_rows_max} is needed")
     if config.n_ctx < 0 or config.n_batch < 1 or config.n_ubatch < 1:
         raise LoadError("context size must not be negative, batch sizes must be positive")
+    if n_cells_total(config, n_ctx_train) > _CELLS_MAX:
+        raise LoadError(f"a context of {config.n_ctx} tokens is more than libllama can count")
     for name in (config.type_k, config.type_v):
         if name not in CACHE_TYPES:
             raise LoadError(f"unknown cache type {name!r}; known are {', '.join(CACHE_TYPES)}")

@@ -113,6 +113,7 @@ def test_closing_the_model_closes_its_contexts(tiny_model):
         {"n_rows": 10_000},
         {"n_ctx": -1},
         {"n_batch": 0},
+        {"n_ctx": 2**32},
         {"type_k": "q3_x"},
         {"type_v": "q4_0", "flash_attn": False},
     ],

@@ -184,6 +184,23 @@ def test_a_grammar_at_its_end_with_the_end_banned_is_an_error(sampler):
         stuck.pick(logits(1))
 
 
+def test_logits_that_are_not_numbers_harm_nobody(sampler):
+    for bad in (math.nan, -math.inf, math.inf):
+        for settings in ({}, {"temperature": 0.0}, {"mirostat": 2}, {"grammar": 'root ::= "a"'}):
+            try:
+                token = sampler(n_probs=1, **settings).pick(np.full(354, bad, np.float32)).token
+            except ServerError:
+                continue
+            assert 0 <= token < 354
+
+
+def test_a_closed_sampler_refuses(sampler):
+    closed = sampler()
+    closed.close()
+    with pytest.raises(ValueError, match="closed"):
+        closed.pick(logits(0))
+
+
 @pytest.mark.parametrize("penalty", [0.0, -1.0, math.inf, math.nan])
 def test_a_repeat_penalty_must_be_positive(sampler, penalty):
     with pytest.raises(InvalidRequest, match="Failed to initialize samplers"):
