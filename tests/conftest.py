@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.model.tiny import write_tiny_llama
+from tests.model.tiny import write_tiny_llama, write_tiny_mamba
 
 from corral.errors import LoadError
 
@@ -21,6 +21,12 @@ def tiny_window_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Like ``tiny_model`` but every other layer attends to the last 16 positions only."""
     path = tmp_path_factory.mktemp("models") / "window.gguf"
     return write_tiny_llama(path, arch="gemma2", name="Tiny window", window=16)
+
+
+@pytest.fixture(scope="session")
+def tiny_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vocabulary of ``tiny_model`` over one recurrent state for each row."""
+    return write_tiny_mamba(tmp_path_factory.mktemp("models") / "recurrent.gguf")
 
 
 @pytest.fixture(scope="session")

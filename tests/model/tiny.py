@@ -11,6 +11,8 @@ N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_CTX = 2, 64, 4, 2, 96, 1024
 SPECIAL = ("<unk>", "<s>", "</s>")
 PRINTABLE = tuple("▁" if code == 32 else chr(code) for code in range(32, 127))
 
+N_VOCAB = len(SPECIAL) + 256 + len(PRINTABLE)
+
 
 def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: str = "Tiny", window: int = 0) -> Path:
     """A llama-like model of about 60 thousand F32 weights over bytes and printable characters (354 tokens)."""
@@ -31,11 +33,46 @@ def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: st
         writer.add_sliding_window(window)
     _add_vocabulary(writer)
     _add_weights(writer, seed, gemma=arch.startswith("gemma"))
+    _write(writer)
+    return path
+
+
+def write_tiny_mamba(path: Path, *, seed: int = 0) -> Path:
+    """A recurrent model of the same vocabulary: one state for each row instead of cells."""
+    n_inner, n_state, n_rank, n_conv = 2 * N_EMBD, 8, 4, 4
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(N_LAYER)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_inner_size(n_inner)
+    writer.add_ssm_state_size(n_state)
+    writer.add_ssm_time_step_rank(n_rank)
+    writer.add_ssm_conv_kernel(n_conv)
+    _add_vocabulary(writer)
+    shapes = {"ssm_in.weight": (2 * n_inner, N_EMBD), "ssm_conv1d.weight": (n_inner, n_conv)}
+    shapes |= {"ssm_conv1d.bias": (n_inner,), "ssm_x.weight": (n_rank + 2 * n_state, n_inner)}
+    shapes |= {"ssm_dt.weight": (n_inner, n_rank), "ssm_dt.bias": (n_inner,), "ssm_out.weight": (N_EMBD, n_inner)}
+    draw = np.random.default_rng(seed)
+    writer.add_tensor("token_embd.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    for layer in range(N_LAYER):
+        for name, shape in shapes.items():
+            writer.add_tensor(f"blk.{layer}.{name}", draw.normal(0, 0.2, shape).astype(np.float32))
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(N_EMBD, np.float32))
+        writer.add_tensor(f"blk.{layer}.ssm_a", -np.ones((n_inner, n_state), np.float32))
+        writer.add_tensor(f"blk.{layer}.ssm_d", np.ones(n_inner, np.float32))
+    _write(writer)
+    return path
+
+
+def _write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -55,12 +92,12 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 def _add_weights(writer: gguf.GGUFWriter, seed: int, *, gemma: bool) -> None:
     draw = np.random.default_rng(seed)
-    n_vocab, n_kv = len(SPECIAL) + 256 + len(PRINTABLE), N_EMBD // N_HEAD * N_HEAD_KV
+    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
     shapes = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
     shapes |= {"attn_output": (N_EMBD, N_EMBD), "ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD)}
     shapes |= {"ffn_down": (N_EMBD, N_FF)}
     norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if gemma else [])
-    names = {"token_embd": (n_vocab, N_EMBD)} | ({} if gemma else {"output": (n_vocab, N_EMBD)})
+    names = {"token_embd": (N_VOCAB, N_EMBD)} | ({} if gemma else {"output": (N_VOCAB, N_EMBD)})
     names |= {f"blk.{layer}.{name}": shape for layer in range(N_LAYER) for name, shape in shapes.items()}
     for name, shape in names.items():
         writer.add_tensor(f"{name}.weight", draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32))

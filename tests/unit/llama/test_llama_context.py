@@ -324,3 +324,41 @@ def test_what_the_window_lost_cannot_be_cut_back_to(window_model):
     context.apply(Trim(0, 0))
     assert context.bounds(0) == (0, 0)
     context.close()
+
+
+@pytest.fixture(params=[False, True], ids=["split", "unified"])
+def recurrent(tiny_recurrent_model, request):
+    model = LlamaModel.load(ModelConfig(tiny_recurrent_model))
+    yield model.new_context(settings(n_ctx=1024, kv_unified=request.param, **EXACT))
+    model.close()
+
+
+def test_recurrent_rows_are_kept_whole_or_dropped(recurrent):
+    assert (recurrent.traits.rollback, recurrent.traits.whole_copy_only) == (Rollback.WHOLE_ROW, True)
+    recurrent.decode([Span(0, 0, PROMPT), Span(1, 0, PROMPT[:5])])
+    assert (recurrent.bounds(0)[1], recurrent.bounds(1)[1]) == (40, 5)
+    with pytest.raises(ValueError, match="whole"):
+        recurrent.apply(Trim(0, 20))
+    recurrent.apply(Trim(0, 40))
+    assert recurrent.bounds(0)[1] == 40
+    recurrent.apply(Trim(0, 0))
+    assert recurrent.bounds(0) == (0, 0)
+    assert recurrent.bounds(1)[1] == 5
+
+
+def test_recurrent_states_move_exactly(recurrent):
+    recurrent.decode([Span(0, 0, PROMPT), Span(2, 0, PROMPT[:3])])
+    assert recurrent.load(2, recurrent.save(0))
+    if recurrent.traits.shared_cells:
+        with pytest.raises(ValueError, match="whole"):
+            recurrent.apply(Copy(0, 1, 20))
+        recurrent.apply(Copy(0, 1, 40))
+    else:
+        assert recurrent.load(1, recurrent.save(0))
+    assert [recurrent.bounds(row)[1] for row in range(3)] == [40, 40, 40]
+    recurrent.decode([Span(row, 40, (9,), 1) for row in range(3)])
+    first, second, third = recurrent.logits()
+    assert close(first, second)
+    assert close(first, third)
+    assert recurrent.load(1, b"nonsense") is False
+    assert recurrent.bounds(1) == (0, 0)
