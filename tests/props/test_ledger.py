@@ -73,7 +73,7 @@ class Pair:
             assert self.context.tokens(row) == tuple(self.ledger.tokens(row)), f"row {row}: tokens differ"
         for row in self.ledger.rows():
             assert self.ledger.exclusive(row) == self.freed_by({row}), f"row {row}: exclusive cells differ"
-            assert self.ledger.n_free(row) == self.context._free(row).size, f"row {row}: free cells differ"
+            assert self.ledger.n_free(row) == self.context.n_free(row), f"row {row}: free cells differ"
         assert self.ledger.n_used == self.context.n_used, "used cells differ"
         assert self.ledger.n_reclaimable() == self.freed_by(set(self.ledger.cold_rows())), "reclaimable cells differ"
         assert self.ledger.n_leased_cells == self.ledger.n_used - self.ledger.n_reclaimable()

@@ -93,6 +93,10 @@ class SimContext:
         """Cells held by at least one row."""
         return int(np.count_nonzero(self._n_holders))
 
+    def n_free(self, row: RowId) -> int:
+        """Cells the row can still take."""
+        return int(self._free(row).size)
+
     def apply(self, op: Trim | Copy) -> None:
         match op:
             case Trim(row, n):

@@ -1,0 +1,247 @@
+"""The fake and libllama answer alike: same refusals, same bounds, same room, same pieces of a batch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corral.config import ContextConfig, ModelConfig
+from corral.ids import RowId, SnapshotId
+from corral.llama.context import LlamaContext
+from corral.llama.model import LlamaModel
+from corral.ops import Copy, Load, Save, Span, Trim
+from corral.ports import Context, DecodeStatus
+from corral.sim.context import Faults, SimContext
+from corral.sim.model import SimModel, SimSpec
+from corral.sim.ubatch import ubatches
+
+CONFIG = ContextConfig(n_ctx=512, n_slots=2, n_rows=4, n_batch=256, n_ubatch=24, n_threads=1, flash_attn=False)
+"""256 cells a row on split KV, 512 for all on unified KV: a few decodes fill them."""
+
+ROWS = st.sampled_from([RowId(row) for row in (0, 0, 0, 1, 1, 1, 2, 2, 3, 4, -1)])
+LENGTHS = st.one_of(st.integers(-1, 30), st.integers(30, 300))
+SNAPSHOTS = st.integers(0, 2).map(SnapshotId)
+TOKENS = st.sampled_from([3, 3, 3, 3, 3, 3, 3, -1, 10**6])
+
+
+@dataclass(frozen=True)
+class Append:
+    """A decode: for each part (row, n_tokens, token, slip, n_outputs); ``slip`` is how wrong its start is."""
+
+    parts: tuple[tuple[RowId, int, int, int, int], ...]
+    abort: bool = False
+
+
+APPENDS = st.builds(
+    Append,
+    st.lists(
+        st.tuples(
+            ROWS,
+            st.one_of(st.integers(0, 30), st.integers(60, 140)),
+            TOKENS,
+            st.sampled_from([0] * 12 + [-1, 1]),
+            st.sampled_from([0, 1, 1, 1, 2, 5]),
+        ),
+        max_size=4,
+        unique_by=lambda part: part[0],
+    ).map(tuple),
+    st.sampled_from([False] * 7 + [True]),
+)
+OPS = st.one_of(
+    APPENDS,
+    APPENDS,
+    APPENDS,
+    st.builds(Trim, ROWS, LENGTHS),
+    st.builds(Copy, ROWS, ROWS, LENGTHS),
+    st.builds(Save, ROWS, SNAPSHOTS),
+    st.builds(Load, SNAPSHOTS, ROWS),
+)
+
+
+@dataclass
+class Side:
+    """One backend and the bytes it saved."""
+
+    context: Context
+    bytes_of: dict[SnapshotId, bytes] = field(default_factory=dict)
+    abort_next: bool = False
+
+    def decode(self, spans: list[Span], abort: bool) -> DecodeStatus:
+        if abort and isinstance(self.context, LlamaContext):
+            self.context.request_abort()
+        self.abort_next = abort
+        try:
+            return self.context.decode(spans)
+        finally:
+            self.abort_next = False
+
+    def run(self, op: Append | Trim | Copy | Save | Load) -> object:
+        """What came of the op: a status, a flag, or ValueError."""
+        try:
+            match op:
+                case Append(parts, abort):
+                    return self._append(parts, abort)
+                case Save(row, snapshot):
+                    self.bytes_of[snapshot] = self.context.save(row)
+                    return None
+                case Load(snapshot, row):
+                    return self.context.load(row, self.bytes_of.get(snapshot, b"nothing"))
+                case Trim() | Copy():
+                    return self.context.apply(op)
+        except ValueError:
+            return ValueError
+
+    def _append(self, parts: tuple[tuple[RowId, int, int, int, int], ...], abort: bool) -> DecodeStatus:
+        spans = [
+            Span(row, self._end(row) + slip, (token,) * n, min(n_outputs, n))
+            for row, n, token, slip, n_outputs in parts
+        ]
+        # An abort is only asked for where the pass will begin: libllama's flag stays up until then.
+        status = self.decode(spans, abort and self._begins(spans))
+        for span in spans:
+            assert span.pos0 <= self._end(span.row) <= span.pos0 + len(span.tokens)
+            if status is not DecodeStatus.OK:
+                self.context.apply(Trim(span.row, span.pos0))
+        return status
+
+    def _begins(self, spans: list[Span]) -> bool:
+        n_tokens = sum(len(span.tokens) for span in spans)
+        good = all(span.tokens and span.tokens[0] == 3 and 0 <= span.row < 4 for span in spans)
+        right = all(span.pos0 == self._end(span.row) for span in spans) and sum(s.n_outputs for s in spans) <= 4
+        return good and right and 0 < n_tokens <= 50 and all(span.pos0 < 30 for span in spans)
+
+    def _end(self, row: RowId) -> int:
+        return self.context.bounds(row)[1] if 0 <= row < CONFIG.n_rows else 0
+
+    def readable(self) -> object:
+        """How many rows of logits there are."""
+        try:
+            return len(self.context.logits())
+        except ValueError:
+            return ValueError
+
+    def takes(self, row: RowId, n: int) -> DecodeStatus:
+        """Whether the row can take ``n`` more tokens; it gets none."""
+        start = self._end(row)
+        status = self.context.decode([Span(row, start, (3,) * n)])
+        self.context.apply(Trim(row, start))
+        return status
+
+    def reset(self) -> None:
+        for row in range(CONFIG.n_rows):
+            self.context.apply(Trim(RowId(row), 0))
+        self.bytes_of.clear()
+
+
+def open_fake(config: ContextConfig) -> Side:
+    side: Side
+    faults = Faults(decode=lambda n: DecodeStatus.ABORTED if side.abort_next else None)
+    side = Side(SimModel(SimSpec(n_pad=256)).new_context(config, faults=faults))
+    return side
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_model: Path) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(ModelConfig(tiny_model))
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["unified", "split"])
+def sides(request: pytest.FixtureRequest, weights: LlamaModel) -> Iterator[tuple[Side, Side]]:
+    config = replace(CONFIG, kv_unified=request.param)
+    real = weights.new_context(config)
+    logging.getLogger("corral.llama").setLevel(logging.CRITICAL)
+    yield Side(real), open_fake(config)
+    logging.getLogger("corral.llama").setLevel(logging.NOTSET)
+    real.close()
+
+
+def test_traits_agree(sides: tuple[Side, Side]) -> None:
+    real, fake = (side.context.traits for side in sides)
+    assert replace(real, bytes_per_token=0) == replace(fake, bytes_per_token=0)
+
+
+@given(ops=st.lists(OPS, min_size=4, max_size=14))
+def test_backends_agree(sides: tuple[Side, Side], ops: list[Append | Trim | Copy | Save | Load]) -> None:
+    real, fake = sides
+    for side in sides:
+        side.reset()
+    for op in ops:
+        assert real.run(op) == fake.run(op), op
+        assert real.readable() == fake.readable(), op
+        for row in range(CONFIG.n_rows):
+            assert real.context.bounds(RowId(row)) == fake.context.bounds(RowId(row)), (op, row)
+    assert isinstance(fake.context, SimContext)
+    fake.context.check()
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(ops=st.lists(OPS, min_size=4, max_size=8), row=st.sampled_from([RowId(0), RowId(3)]))
+def test_room_agrees(sides: tuple[Side, Side], ops: list[Append | Trim | Copy | Save | Load], row: RowId) -> None:
+    for side in sides:
+        side.reset()
+        for op in ops:
+            side.run(op)
+    real, fake = sides
+    assert isinstance(fake.context, SimContext)
+    n_free, n_batch = fake.context.n_free(row), CONFIG.n_batch
+    if 0 < n_free <= n_batch:
+        assert real.takes(row, n_free) is fake.takes(row, n_free) is DecodeStatus.OK
+    if n_free < n_batch:
+        assert real.takes(row, n_free + 1) is fake.takes(row, n_free + 1) is DecodeStatus.NO_ROOM
+
+
+class PieceLog(logging.Handler):
+    """Reads from libllama's debug log how it cut a batch."""
+
+    _token = re.compile(r"pos = *\d+, n_seq_id = *1, seq_id = \[([.\d]*)\]")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[dict[int, int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if re.search(r" n_tokens +=", line):
+            self.pieces.append({})
+        elif found := self._token.search(line):
+            row = len(found.group(1)) - 1
+            row = next(i for i, c in enumerate(found.group(1)) if c != ".") if row else 0
+            self.pieces[-1][row] = self.pieces[-1].get(row, 0) + 1
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["unified", "split"])
+def logged(request: pytest.FixtureRequest, weights: LlamaModel) -> Iterator[tuple[LlamaContext, PieceLog]]:
+    config = replace(CONFIG, kv_unified=request.param, n_rows=8, n_ubatch=6, n_ctx=1024)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLAMA_BATCH_DEBUG", "1")
+        context = weights.new_context(config)
+    logger, handler = logging.getLogger("corral.llama"), PieceLog()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    yield context, handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    context.close()
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(lengths=st.dictionaries(st.integers(0, 7), st.integers(1, 16), min_size=1), in_order=st.booleans())
+def test_batches_are_cut_alike(logged: tuple[LlamaContext, PieceLog], lengths: dict[int, int], in_order: bool) -> None:
+    context, log = logged
+    for row in range(8):
+        context.apply(Trim(RowId(row), 0))
+    spans = [Span(RowId(row), 0, (3,) * n) for row, n in (sorted(lengths.items()) if in_order else lengths.items())]
+    log.pieces.clear()
+    assert context.decode(spans) is DecodeStatus.OK
+    assert log.pieces[1:] == [dict(piece) for piece in ubatches(spans, context.traits)]
