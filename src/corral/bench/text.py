@@ -18,6 +18,6 @@ WORDS = tuple(_LIST.split())
 
 
 def words(n_words: int, *labels: object) -> str:
-    """``n_words`` words, about 1.2 tokens each, drawn by ``labels``: different ones give different texts."""
+    """``n_words`` words, about one token each, drawn by ``labels``: different ones give different texts."""
     draw = random.Random("/".join(map(str, labels)))
     return " ".join(draw.choices(WORDS, k=n_words))

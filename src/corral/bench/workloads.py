@@ -293,7 +293,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload("decode", "short unique prompts, 64 tokens each", decode, ("gen_tok_s",)),
         Workload("sampled", "decode with temperature, top-k, top-p, min-p", sampled, ("gen_tok_s",)),
         Workload("aged", "decode after 24 other conversations", aged, ("aged_ratio", "gen_tok_s"), fresh=True),
-        Workload("shared", "one cold prompt of about 1000 tokens in common", shared, ("wall_s",)),
+        Workload("shared", "one cold prompt of about 800 tokens in common", shared, ("wall_s",)),
         Workload(
             "turns",
             "four interleaved turns of more users than slots",
