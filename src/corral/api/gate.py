@@ -73,10 +73,11 @@ class Gate:
 
 
 class Cors:
-    """Cross-origin headers as the flags ask for them."""
+    """Cross-origin headers as the flags ask for them; of a comma list of origins the request's own is sent."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._listed = [origin.strip().encode() for origin in config.cors_origins.split(",")]
         credentials = b"true" if config.cors_credentials else b"false"
         self._preflight: list[Header] = [
             (b"access-control-allow-credentials", credentials),
@@ -92,9 +93,9 @@ class Cors:
         allowed = self._config.cors_origins
         if allowed == "localhost":
             return [self._allow(origin), (b"vary", b"Origin")] if origin and _is_local(origin) else []
-        if allowed == "*" and self._config.cors_credentials and origin:
+        if origin and (origin in self._listed or (allowed == "*" and self._config.cors_credentials)):
             return [self._allow(origin), (b"vary", b"Origin")]
-        return [self._allow(allowed.encode())]
+        return [] if len(self._listed) > 1 else [self._allow(allowed.encode())]
 
     async def preflight(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._preflight})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import NoReturn
 
@@ -40,7 +40,10 @@ class Capabilities:
     supports_system_role: bool = False
     supports_tools: bool = False
     supports_tool_calls: bool = False
+    supports_parallel_tool_calls: bool = False
     supports_object_arguments: bool = False
+    supports_preserve_reasoning: bool = False
+    supports_reasoning_effort: bool = False
 
     def as_json(self) -> dict[str, bool]:
         return asdict(self)
@@ -98,21 +101,27 @@ class ChatTemplate:
 
     def _probe(self) -> Capabilities:
         # While probing nothing is adapted: assume everything.
-        self.caps = Capabilities(*[True] * 6)
+        self.caps = Capabilities(*[True] * len(fields(Capabilities)))
         user: Message = {"role": "user", "content": _NEEDLE}
         ask: Message = {"role": "user", "content": "x"}
+        thought: Message = {"role": "assistant", "content": "x", "reasoning_content": _NEEDLE}
         return Capabilities(
             supports_string_content=self._prints([user]),
             supports_typed_content=self._prints([_typed(user)]),
             supports_system_role=self._prints([{"role": "system", "content": _NEEDLE}, ask]),
-            supports_tools=self._prints([ask], "probe_tool", [_TOOL]),
-            supports_tool_calls=self._prints([ask, _call('{"needle": "x"}')], "probe_tool"),
-            supports_object_arguments=self._prints([ask, _call({"needle": "x"})], '"needle":'),
+            supports_tools=self._prints([ask], "probe_tool", tools=[_TOOL]),
+            supports_tool_calls=self._prints([ask, _calls("{}")], "probe_tool"),
+            supports_parallel_tool_calls=self._prints([ask, _calls("{}", _NEEDLE)]),
+            supports_object_arguments=self._prints([ask, _calls({"needle": "x"})], '"needle":'),
+            supports_preserve_reasoning=self._prints([ask, thought, ask], preserve_thinking=True),
+            supports_reasoning_effort=self._prints([ask], reasoning_effort=_NEEDLE),
         )
 
-    def _prints(self, messages: list[Message], needle: str = _NEEDLE, tools: list[object] | None = None) -> bool:
+    def _prints(
+        self, messages: list[Message], needle: str = _NEEDLE, tools: list[object] | None = None, **kwargs: object
+    ) -> bool:
         try:
-            return needle in self.render(messages, tools=tools)
+            return needle in self.render(messages, tools=tools, kwargs=kwargs)
         except InvalidRequest:
             return False
 
@@ -144,9 +153,12 @@ def _typed(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _call(arguments: object) -> Message:
-    call = {"id": "call00001", "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+def _calls(*arguments: object) -> Message:
+    calls = [
+        {"id": f"call0000{i}", "type": "function", "function": {"name": "probe_tool", "arguments": given}}
+        for i, given in enumerate(arguments)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _merge_system(messages: list[Message]) -> list[Message]:

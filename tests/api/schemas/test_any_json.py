@@ -45,7 +45,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BODIES)
 def test_completion_bodies(body: dict[str, object]) -> None:
     with contextlib.suppress(InvalidRequest, orjson.JSONEncodeError):
@@ -58,7 +58,7 @@ def test_completion_bodies(body: dict[str, object]) -> None:
         assert [task.index for task in job.tasks] == list(range(len(prompts) * params.n))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BODIES, MESSAGES)
 def test_chat_bodies(body: dict[str, object], messages: list[dict[str, object]]) -> None:
     with contextlib.suppress(InvalidRequest, orjson.JSONEncodeError):

@@ -93,3 +93,15 @@ def test_capabilities() -> None:
     assert not plain.supports_tools and not plain.supports_tool_calls
     tools = template("{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}").caps
     assert tools.supports_tools
+
+
+def test_capabilities_of_a_template_with_calls_and_thoughts() -> None:
+    source = (
+        "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}"
+        "{% if preserve_thinking %}{{ m.reasoning_content }}{% endif %}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    caps = template(source).caps
+    assert caps.supports_tool_calls and caps.supports_parallel_tool_calls and caps.supports_object_arguments
+    assert caps.supports_preserve_reasoning and caps.supports_reasoning_effort
+    assert not caps.supports_tools

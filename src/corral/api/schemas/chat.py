@@ -88,9 +88,9 @@ def _template_kwargs(fields: Fields, service: Service) -> dict[str, object]:
 
 
 def _n_probs(fields: Fields) -> int | None:
-    """OpenAI's ``logprobs`` (boolean) and ``top_logprobs``; None if neither decides."""
+    """OpenAI's ``logprobs`` (boolean) and ``top_logprobs``; None if neither decides. The token itself always shows."""
     wanted = fields.value("logprobs") is True
     top = fields.value("top_logprobs")
     if top is not None and not wanted:
         raise InvalidRequest("top_logprobs requires logprobs to be set to true")
-    return fields.integer("top_logprobs", default=N_PROBS, low=0) if wanted else None
+    return max(fields.integer("top_logprobs", default=N_PROBS, low=0), 1) if wanted else None
