@@ -11,7 +11,7 @@ from pathlib import Path
 from corral.bench.load import BenchError
 from corral.bench.report import Figures
 from corral.bench.text import words
-from corral.config import ContextConfig, EngineConfig, ModelConfig
+from corral.config import ContextConfig, EngineConfig, ModelConfig, n_rows_for
 from corral.engine.state import Counters
 from corral.engine.thread import EngineThread
 from corral.errors import CorralError
@@ -46,7 +46,7 @@ class Mark:
 
 
 class SteadyState:
-    """Listens on the engine thread and marks when the last stream has begun and when the first has ended.
+    """Listens on the engine thread and marks the step after all streams have begun and that which ends the first.
 
     Between the two every step computes one token of each row and nothing else.
     """
@@ -62,10 +62,14 @@ class SteadyState:
         self.done = threading.Event()
 
     def __call__(self, events: list[Event]) -> None:
+        # A step later than the last begin: the time of a step may be published with the next one, and the step that
+        # begins the last stream is a prefill.
+        if self.start is None and len(self._begun) == self._n_rows:
+            self.start = self._mark()
         for event in events:
             match event:
                 case Chunk():
-                    self._begin(event.task_id)
+                    self._begun.add(event.task_id)
                 case Finished():
                     self._finish()
                 case Failed():
@@ -73,11 +77,6 @@ class SteadyState:
                     self.done.set()
                 case _:
                     pass
-
-    def _begin(self, task: TaskId) -> None:
-        self._begun.add(task)
-        if self.start is None and len(self._begun) == self._n_rows:
-            self.start = self._mark()
 
     def _finish(self) -> None:
         self.end = self.end or self._mark()
@@ -96,7 +95,7 @@ def measure(config: OfflineConfig, limit_s: float = 600.0) -> Figures:
         ContextConfig(
             n_ctx=config.rows * config.n_ctx_row,
             n_slots=config.rows,
-            n_rows=config.rows + 1,
+            n_rows=n_rows_for(config.rows, config.kv_unified),
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads,
             kv_unified=config.kv_unified,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from corral.bench.load import BenchError, Stream
 from corral.bench.report import Figures, summarise
 from corral.bench.text import words
-from corral.config import ContextConfig, EngineConfig
+from corral.config import ContextConfig, EngineConfig, n_rows_for
 from corral.engine.core import Engine
 from corral.events import Chunk, Event, Failed, Finished
 from corral.ids import TaskId, Token
@@ -84,7 +84,7 @@ def simulate(config: SimConfig) -> Figures:
     context = ContextConfig(
         n_ctx=config.n_slots * config.n_ctx_slot,
         n_slots=config.n_slots,
-        n_rows=config.n_slots + (8 if config.kv_unified else 1),
+        n_rows=n_rows_for(config.n_slots, config.kv_unified),
         kv_unified=config.kv_unified,
     )
     settings = EngineConfig(n_slots=config.n_slots, itl_target_ms=config.itl_target_ms)

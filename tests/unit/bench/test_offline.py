@@ -55,10 +55,10 @@ def listen(*steps: list[object]) -> SteadyState:
     return run(Steps(*steps), SimModel().tokenizer, OfflineConfig("m", rows=2, steps=4), limit_s=0.0)
 
 
-def test_the_window_is_from_the_last_begin_to_the_first_end():
+def test_the_window_is_from_the_step_after_the_last_begin_to_the_first_end():
     both = [chunk(0), chunk(1)]
     steady = listen([chunk(0)], both, both, both, [finished(0), chunk(1)], [finished(1)])
-    assert (steady.start.counters.n_decode, steady.end.counters.n_decode) == (2, 5)
+    assert (steady.start.counters.n_decode, steady.end.counters.n_decode) == (3, 5)
 
 
 def test_figures_are_means_of_the_window():
