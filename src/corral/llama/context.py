@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from corral.ports import Logits
 
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED, -1: DecodeStatus.INVALID}
+_INT_MAX = 2**31 - 1
 _UNCHANGED = (DecodeStatus.NO_ROOM, DecodeStatus.INVALID)
 _new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
@@ -117,14 +118,18 @@ class LlamaContext:
         return data
 
     def load(self, row: RowId, data: bytes) -> bool:
+        """Bytes of other settings or cut short are found here; damage within them must be found by who stored them."""
         self._check_row(row)
         self._trim(row, 0)
         with self._log.collect():
             n_read = int(lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row))
-        loaded = 0 < n_read == len(data)
-        if not loaded:
+        first, end = self.bounds(row)
+        # libllama takes positions as they come; those that no row can have show that the bytes are damaged
+        loaded = 0 < n_read == len(data) and (0 <= first < end < _INT_MAX or first == end == 0)
+        if loaded:
+            self._ends[row] = end
+        else:
             self._trim(row, 0)
-        self._ends[row] = self.bounds(row)[1]
         return loaded
 
     def warmup(self) -> None:
