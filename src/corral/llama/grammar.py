@@ -13,8 +13,10 @@ from corral.errors import InvalidRequest
 MAX_CHARS = 256_000
 MAX_NESTING = 256  # each "(" is two frames of libllama's parser
 MAX_CHAIN = 4096  # rules that begin with a rule that begins with a rule ...: a frame each
-MAX_LEFTMOST = 50_000  # ways to begin a rule; libllama walks all of them at once
+MAX_LEFTMOST = 5_000  # ways to begin a rule; libllama walks all of them at once
+MAX_EMPTY = 200  # ways through parts in a row that may be empty: its third power is the cost of a token
 MAX_ELEMENTS = 1_000_000  # after repetitions are written out
+MAX_MARKS = 16  # "a?*+": each is a rule around the one before
 MAX_REPEAT = 2000  # libllama's own limit
 
 _ESCAPE = r"""(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[trn"\\\[\]-])"""
@@ -42,7 +44,8 @@ def check_grammar(text: str) -> None:
         raise _bad("it has a NUL character")
     graph = _Reader(text).read()
     _check_names(graph)
-    _check_leftmost(graph.rules, _nullable(graph.rules))
+    nullable = _nullable(graph.rules)
+    _check_empty_runs(graph.rules, nullable, _count_ways(graph.rules, nullable))
 
 
 def _bad(reason: str) -> InvalidRequest:
@@ -76,6 +79,7 @@ class _Reader:
         self._open: list[int] = []
         self._n_elements = 0
         self._last_size = 0  # elements of the last item; 0: there is nothing to repeat
+        self._n_marks = 0  # repetitions of the last item
 
     def read(self) -> _Graph:
         at = 0
@@ -121,6 +125,7 @@ class _Reader:
         if not self._open:
             raise _bad("text before the first rule")
         self._last_size = size
+        self._n_marks = 0
         self._n_elements += size
         if size:
             self._graph.rules[self._open[-1]][-1].append(symbol)
@@ -144,6 +149,9 @@ class _Reader:
     def _repeat(self, token: str) -> None:
         if not self._last_size:
             raise _bad(f"nothing to repeat before {token!r}")
+        self._n_marks += 1
+        if self._n_marks > MAX_MARKS:
+            raise _bad(f"more than {MAX_MARKS} repetitions of one item")
         low, high = _bounds(token)
         n_copies = max(low, high or 0, 1)
         self._n_elements += self._last_size * n_copies
@@ -214,8 +222,8 @@ def _leftmost(alternates: list[_Alternate], nullable: set[int]) -> list[int]:
     return first
 
 
-def _check_leftmost(rules: list[list[_Alternate]], nullable: set[int]) -> None:
-    """No rule may begin with itself, and the walk over all beginnings must be short and shallow."""
+def _count_ways(rules: list[list[_Alternate]], nullable: set[int]) -> list[int]:
+    """In how many ways each rule can begin. No rule may begin with itself; the ways must be few and short."""
     edges = [_leftmost(alternates, nullable) for alternates in rules]
     ways = [0] * len(rules)
     depth = [0] * len(rules)
@@ -237,6 +245,17 @@ def _check_leftmost(rules: list[list[_Alternate]], nullable: set[int]) -> None:
                 in_progress[rule] = False
                 if ways[rule] > MAX_LEFTMOST or depth[rule] > MAX_CHAIN:
                     raise _bad("too many ways to begin a rule")
+    return ways
+
+
+def _check_empty_runs(rules: list[list[_Alternate]], nullable: set[int], ways: list[int]) -> None:
+    for alternates in rules:
+        for alternate in alternates:
+            run = 0
+            for symbol in alternate:
+                run = run + ways[symbol] if symbol in nullable else 0
+                if run > MAX_EMPTY:
+                    raise _bad("too many parts in a row that may be empty")
 
 
 def _entered(rule: int, in_progress: list[bool]) -> int:

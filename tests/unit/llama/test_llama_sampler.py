@@ -235,6 +235,8 @@ HOSTILE = {
     "same twice": steps("NEXT | NEXT"),
     "ambiguous": steps('NEXT "x" | NEXT "y"'),
     "empty or twice": steps('NEXT NEXT | ""'),
+    "optional parts": "root ::= " + "[xyz]? " * 1000 + '"b"',
+    "optional groups": "root ::= a a a a\na ::= " + "[xyz]? " * 100,
     "NUL": 'root ::= "a\0b"',
     "bad escape": r'root ::= "\q"',
     "half an escape": r'root ::= "\x4"',
