@@ -16,9 +16,9 @@ SimServer = Callable[..., httpx.Client]
 
 
 @contextlib.contextmanager
-def simulated(n_slots: int = 4, n_ctx: int = 2048, n_batch: int = 256) -> Iterator[Runtime]:
+def simulated(n_slots: int = 4, n_ctx: int = 2048, n_batch: int = 256, max_queue: int = 100) -> Iterator[Runtime]:
     context = ContextConfig(n_ctx=n_ctx, n_slots=n_slots, n_rows=n_slots + 2, n_batch=n_batch, n_ubatch=n_batch)
-    runtime = Runtime.simulated(context, EngineConfig(n_slots=n_slots, audit=True))
+    runtime = Runtime.simulated(context, EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True))
     try:
         yield runtime
     finally:

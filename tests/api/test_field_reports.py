@@ -329,6 +329,22 @@ def test_31_a_queued_request_that_is_dropped_never_runs(serve_sim: SimServer) ->
     assert _gauge(http, "corral:requests_total") == 0
 
 
+def test_a_full_queue_refuses_with_a_time_to_come_back(serve_sim: SimServer) -> None:
+    """vllm-project/vllm#13395, ollama/ollama#7758."""
+    http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_slots=1, n_ctx=100_000, max_queue=1)
+    active = _send(http, ENDLESS)
+    until(lambda: not is_idle(http), "the request runs")
+    queued = _send(http, ENDLESS)
+    until(lambda: _gauge(http, "llamacpp:requests_deferred") == 1, "the second request waits")
+    for stream in (False, True):
+        refused = http.post("/completion", json={**ENDLESS, "stream": stream})
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["type"] == "unavailable_error"
+    for sock in (active, queued):
+        sock.close()
+    until(lambda: is_idle(http), "the slot is free")
+
+
 def _gauge(http: httpx.Client, name: str) -> float:
     samples = _series(http)
     return samples[name]

@@ -72,3 +72,10 @@ def test_each_key_has_prefixes_of_its_own() -> None:
         first, second, third = (task.cache_key for task in engine.tasks)
         assert first == third != second
         assert first != "a", "the key itself is not kept"
+
+
+def test_head_is_get_without_the_body() -> None:
+    with client(canned_runtime(CannedEngine(says("hi"))), SERVER) as http:
+        answer = http.head("/health")
+        assert (answer.status_code, answer.text) == (200, "")
+        assert http.head("/completion").status_code == 404

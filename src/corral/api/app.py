@@ -60,4 +60,6 @@ def _routes(server: ServerConfig) -> FastAPI:
     for route in ROUTES:
         for path in route.paths:
             api.add_api_route(prefix + path, route.endpoint, methods=[route.method], **describe(route, path))
+            if route.method == "GET":
+                api.add_route(prefix + path, route.endpoint, methods=["HEAD"], include_in_schema=False)
     return api

@@ -65,13 +65,13 @@ def shown_probs(result: Finished, tokenizer: Tokenizer) -> tuple[TokenProbs, ...
     """The entries of tokens that the text shows: those of a stop string, which was cut off, are left out."""
     if result.reason is not StopReason.WORD:
         return result.probs
-    n_bytes, shown = 0, 0
+    n_left, n_shown = len(result.text.encode()), 0
     for entry in result.probs:
-        if n_bytes >= len(result.text.encode()):
+        if n_left <= 0:
             break
-        n_bytes += len(tokenizer.piece(entry.token, special=False))
-        shown += 1
-    return result.probs[:shown]
+        n_left -= len(tokenizer.piece(entry.token, special=False))
+        n_shown += 1
+    return result.probs[:n_shown]
 
 
 def _position(entry: TokenProbs, tokenizer: Tokenizer) -> Json:

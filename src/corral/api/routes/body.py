@@ -1,4 +1,4 @@
-"""Reading a request's body off the event loop when it is long."""
+"""JSON in and out of a route; long bodies are read off the event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+import orjson
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
+from corral.api.errors import JSON
 from corral.api.schemas.fields import Fields, parse_object
 from corral.errors import InvalidRequest
 
@@ -26,3 +29,7 @@ async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     if len(raw) <= INLINE_BYTES:
         return read(Fields(parse_object(raw)))
     return await asyncio.to_thread(lambda: read(Fields(parse_object(raw))))
+
+
+def json_response(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type=JSON)

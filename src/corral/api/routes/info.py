@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.dialects.settings import public_settings_json
-from corral.api.errors import JSON
+from corral.api.routes.body import json_response
 from corral.api.service import BUILD, Service, service_of, token_text
 from corral.errors import NotSupported
 from corral.tasks import Limits
@@ -19,25 +18,25 @@ Json = dict[str, object]
 
 async def health(_request: Request) -> Response:
     """Whether the model is loaded: 503 until then."""
-    return _json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def get_props(request: Request) -> Response:
     """Default settings, the model and its chat template."""
-    return _json(_props(service_of(request)))
+    return json_response(_props(service_of(request)))
 
 
 async def post_props(request: Request) -> Response:
     """Accepted with --props; changes nothing."""
     if not service_of(request).server.endpoint_props:
         raise NotSupported("This server does not support changing global properties. Start it with `--props`")
-    return _json({"success": True})
+    return json_response({"success": True})
 
 
 async def models(request: Request) -> Response:
     """The one model that is served, as Ollama's and OpenAI's clients list it."""
     service = service_of(request)
-    return _json({"models": [_ollama_model(service)], "object": "list", "data": [_openai_model(service)]})
+    return json_response({"models": [_ollama_model(service)], "object": "list", "data": [_openai_model(service)]})
 
 
 def _props(service: Service) -> Json:
@@ -113,7 +112,3 @@ def _openai_model(service: Service) -> Json:
             "ftype": info.ftype,
         },
     }
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type=JSON)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.dialects.settings import public_settings_json, settings_json
-from corral.api.errors import JSON
+from corral.api.routes.body import json_response
 from corral.api.service import service_of
 from corral.engine.state import SlotSnapshot
 from corral.errors import NotSupported, Unavailable
@@ -25,7 +24,7 @@ async def slots(request: Request) -> Response:
     if request.query_params.get("fail_on_no_slot") and snapshot.n_busy == len(snapshot.slots):
         raise Unavailable("no slot available")
     tokenizer = service.runtime.model.tokenizer if service.server.slots_debug else None
-    return Response(orjson.dumps([slot_json(slot, tokenizer) for slot in snapshot.slots]), media_type=JSON)
+    return json_response([slot_json(slot, tokenizer) for slot in snapshot.slots])
 
 
 def slot_json(slot: SlotSnapshot, tokenizer: Tokenizer | None = None) -> Json:

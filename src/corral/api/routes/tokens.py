@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.errors import JSON
-from corral.api.routes.body import read_body
+from corral.api.routes.body import json_response, read_body
 from corral.api.schemas.chat import chat_tokens, render_chat
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.api.schemas.prompt import check_token, read_mixed
@@ -19,26 +17,26 @@ from corral.ports import Tokenizer
 async def tokenize(request: Request) -> Response:
     """Token ids of a text; with ``with_pieces`` the text of each."""
     tokenizer = service_of(request).runtime.model.tokenizer
-    return _json({"tokens": await read_body(request, lambda fields: _tokenize(fields, tokenizer))})
+    return json_response({"tokens": await read_body(request, lambda fields: _tokenize(fields, tokenizer))})
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     tokenizer = service_of(request).runtime.model.tokenizer
-    return _json({"content": await read_body(request, lambda fields: _detokenize(fields, tokenizer))})
+    return json_response({"content": await read_body(request, lambda fields: _detokenize(fields, tokenizer))})
 
 
 async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     service = service_of(request)
-    return _json({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1])})
+    return json_response({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1])})
 
 
 async def input_tokens(request: Request) -> Response:
     """How many tokens a chat request's prompt has."""
     service = service_of(request)
     n_tokens = await read_body(request, lambda fields: _count(fields, service))
-    return _json({"input_tokens": n_tokens, "object": "response.input_tokens"})
+    return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 def _count(fields: Fields, service: Service) -> int:
@@ -72,7 +70,3 @@ def _piece(token: Token, tokenizer: Tokenizer) -> str | list[int]:
 def _detokenize(fields: Fields, tokenizer: Tokenizer) -> str:
     tokens = fields.array("tokens") or []
     return tokenizer.detokenize([check_token(token, tokenizer) for token in tokens], special=True)
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type=JSON)
