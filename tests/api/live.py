@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -64,3 +66,22 @@ def parse_events(text: str) -> list[Any]:
         body = block.removeprefix("data: ")
         data.append(body if body == "[DONE]" else json.loads(body))
     return data
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, f"not in 10 s: {what}"
+
+
+def is_idle(http: httpx.Client) -> bool:
+    return not any(slot["is_processing"] for slot in http.get("/slots").json())
+
+
+def send_raw(http: httpx.Client, body: dict[str, Any], path: str = "/completion") -> socket.socket:
+    """A request on a socket of its own, whose reply nobody reads."""
+    raw = json.dumps(body).encode()
+    sock = socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    sock.sendall(head.encode() + raw)
+    return sock

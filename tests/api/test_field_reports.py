@@ -6,16 +6,13 @@ Its grammar ``root ::= "text"`` forces the text, so that shapes and ends are exa
 from __future__ import annotations
 
 import json
-import socket
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import SimServer
-from tests.api.live import events, parse_events
+from tests.api.live import events, is_idle, parse_events, send_raw, until
 
 from corral.config import ServerConfig
 
@@ -44,16 +41,6 @@ def streamed_text(http: httpx.Client, body: Json) -> str:
 def chat_text(data: list[Any]) -> str:
     deltas = [choice["delta"] for event in data if event != "[DONE]" for choice in event["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, f"not in 10 s: {what}"
-
-
-def is_idle(http: httpx.Client) -> bool:
-    return not any(slot["is_processing"] for slot in http.get("/slots").json())
 
 
 def test_1_a_stop_string_over_several_tokens(http: httpx.Client) -> None:
@@ -153,15 +140,15 @@ def test_10_usage_of_several_choices(http: httpx.Client, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_12_a_prompt_that_does_not_fit_is_a_400(http: httpx.Client, path: str, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "n_chars"), [(False, 3000), (True, 3000), (True, 9000)])
+def test_12_a_prompt_that_does_not_fit_is_a_400(http: httpx.Client, path: str, stream: bool, n_chars: int) -> None:
     """llama.cpp#14566, llama.cpp#16486, llama.cpp#15780, llama.cpp#17284 (report 19): with both numbers."""
-    words = "x" * 3000
+    words = "x" * n_chars
     body = {"messages": [{"role": "user", "content": words}]} if "chat" in path else {"prompt": words}
     response = http.post(path, json={**body, "stream": stream})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (400, 400, "exceed_context_size_error")
-    assert error["n_prompt_tokens"] > 3000 and error["n_ctx"] == 2048
+    assert error["n_prompt_tokens"] > n_chars and error["n_ctx"] == 2048
     assert str(error["n_prompt_tokens"]) in error["message"]
 
 
@@ -295,20 +282,11 @@ def test_27_bodies_that_are_not_json_objects(http: httpx.Client, raw: bytes) -> 
 ENDLESS: Json = {"prompt": "x", "n_predict": 100_000, "logit_bias": {"q": 1e6}}
 
 
-def _send(http: httpx.Client, body: Json, path: str = "/completion") -> socket.socket:
-    """A request on a socket of its own, whose reply nobody reads."""
-    raw = json.dumps(body).encode()
-    sock = socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
-    sock.sendall(head.encode() + raw)
-    return sock
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_31_the_slot_is_free_when_the_client_leaves(serve_sim: SimServer, stream: bool) -> None:
     """llama.cpp#13262, llama.cpp#24496, llama.cpp#11720."""
     http = serve_sim(n_ctx=100_000)
-    sock = _send(http, {**ENDLESS, "stream": stream})
+    sock = send_raw(http, {**ENDLESS, "stream": stream})
     until(lambda: not is_idle(http), "the request runs")
     sock.close()
     until(lambda: is_idle(http), "the slot is free")
@@ -317,9 +295,9 @@ def test_31_the_slot_is_free_when_the_client_leaves(serve_sim: SimServer, stream
 def test_31_a_queued_request_that_is_dropped_never_runs(serve_sim: SimServer) -> None:
     """ikawrakow/ik_llama.cpp#1929: nor does it disturb the one that runs."""
     http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_slots=1, n_ctx=100_000)
-    active = _send(http, {**ENDLESS, "stream": True})
+    active = send_raw(http, {**ENDLESS, "stream": True})
     until(lambda: not is_idle(http), "the request runs")
-    queued = _send(http, forced("never"))
+    queued = send_raw(http, forced("never"))
     until(lambda: _gauge(http, "llamacpp:requests_deferred") == 1, "the second request waits")
     queued.close()
     until(lambda: _gauge(http, "llamacpp:requests_deferred") == 0, "it is forgotten")
@@ -332,9 +310,9 @@ def test_31_a_queued_request_that_is_dropped_never_runs(serve_sim: SimServer) ->
 def test_a_full_queue_refuses_with_a_time_to_come_back(serve_sim: SimServer) -> None:
     """vllm-project/vllm#13395, ollama/ollama#7758."""
     http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_slots=1, n_ctx=100_000, max_queue=1)
-    active = _send(http, ENDLESS)
+    active = send_raw(http, ENDLESS)
     until(lambda: not is_idle(http), "the request runs")
-    queued = _send(http, ENDLESS)
+    queued = send_raw(http, ENDLESS)
     until(lambda: _gauge(http, "llamacpp:requests_deferred") == 1, "the second request waits")
     for stream in (False, True):
         refused = http.post("/completion", json={**ENDLESS, "stream": stream})

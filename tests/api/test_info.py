@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from tests.api.conftest import SimServer
+from tests.api.live import is_idle, send_raw, until
 
 from corral.config import ServerConfig
 
@@ -51,6 +52,19 @@ def test_slots(serve_sim: SimServer) -> None:
     assert used["n_prompt_tokens"] >= 7
     assert used["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
     assert http.get("/slots?fail_on_no_slot=1").status_code == 200
+
+
+def test_slots_while_busy(serve_sim: SimServer) -> None:
+    http = serve_sim(n_slots=1, n_ctx=100_000)
+    with send_raw(http, {"prompt": "hello", "n_predict": 90_000, "logit_bias": {"q": 1e6}}):
+        until(lambda: http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded", 0) > 3, "tokens come")
+        slot = http.get("/slots").json()[0]
+        assert slot["is_processing"] and slot["next_token"][0]["has_next_token"]
+        assert slot["n_prompt_tokens_processed"] + slot["n_prompt_tokens_cache"] == 6
+        assert 0 < slot["next_token"][0]["n_remain"] < 90_000
+        refused = http.get("/slots?fail_on_no_slot=1")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "no slot available")
+    until(lambda: is_idle(http), "the slot is free")
 
 
 def test_slots_with_texts_when_debugging(serve_sim: SimServer) -> None:
