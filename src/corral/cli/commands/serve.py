@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from corral.api.app import create_app
 from corral.api.serve import serve as serve_http
@@ -112,8 +113,8 @@ class _Serving:
             return Runtime.open(model, settings.context, settings.engine, on_progress)
 
     def _tell_ready(self, runtime: Runtime) -> None:
-        name, url = runtime.model.info.name, self._addresses[0] + self._settings.server.api_prefix
-        print(f"{name} is ready on {url} ({runtime.n_slots} slots, {runtime.n_ctx_slot} tokens each). Try:")
+        name, url = Path(runtime.model.info.path).stem, self._addresses[0] + self._settings.server.api_prefix
+        print(f"{name} is ready on {url} ({runtime.n_slots} slots, up to {runtime.n_ctx_slot} tokens each). Try:")
         print(_example(url, with_key=bool(self._settings.server.api_keys)), flush=True)
 
     async def _until_stopped(self, http: asyncio.Task[None]) -> None:
