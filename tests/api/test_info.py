@@ -7,6 +7,7 @@ import pytest
 from tests.api.conftest import SimServer
 from tests.api.live import is_idle, send_raw, until
 
+from corral.api.schemas import replies
 from corral.config import ServerConfig
 
 
@@ -160,3 +161,15 @@ def test_every_route_is_documented(http: httpx.Client) -> None:
     assert schema["example"]["messages"] and "temperature" in schema["properties"]
     ids = [operation["operationId"] for methods in page["paths"].values() for operation in methods.values()]
     assert len(ids) == len(set(ids))
+
+
+def test_replies_are_as_documented(http: httpx.Client) -> None:
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "n_predict": 2, "return_tokens": True}
+    for path, model in (
+        ("/completion", replies.NativeReply),
+        ("/v1/completions", replies.TextReply),
+        ("/v1/chat/completions", replies.ChatReply),
+    ):
+        reply = http.post(path, json=body).json()
+        assert set(reply) <= set(model.model_fields)
+        model.model_validate(reply, strict=True)

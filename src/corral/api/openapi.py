@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from corral.api.routes import completion, info, metrics, slots, tokens
 from corral.api.schemas import documents as doc
+from corral.api.schemas import replies as reply
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -30,20 +31,37 @@ class Route:
 
 
 ROUTES = (
-    Route("GET", ("/health", "/v1/health"), info.health, "server", reply=doc.Healthy),
+    Route("GET", ("/health", "/v1/health"), info.health, "server", reply=reply.Healthy),
     Route("GET", ("/props",), info.get_props, "server"),
     Route("POST", ("/props",), info.post_props, "server"),
     Route("GET", ("/v1/models", "/models"), info.models, "server"),
     Route("GET", ("/slots",), slots.slots, "server"),
     Route("GET", ("/metrics",), metrics.metrics, "server"),
-    Route("POST", ("/completion", "/completions"), completion.native, "completion", doc.NativeRequest, streams=True),
-    Route("POST", ("/v1/completions",), completion.completions, "completion", doc.CompletionRequest, streams=True),
+    Route(
+        "POST",
+        ("/completion", "/completions"),
+        completion.native,
+        "completion",
+        doc.NativeRequest,
+        reply.NativeReply,
+        streams=True,
+    ),
+    Route(
+        "POST",
+        ("/v1/completions",),
+        completion.completions,
+        "completion",
+        doc.CompletionRequest,
+        reply.TextReply,
+        streams=True,
+    ),
     Route(
         "POST",
         ("/v1/chat/completions", "/chat/completions"),
         completion.chat,
         "chat",
         doc.ChatRequest,
+        reply.ChatReply,
         streams=True,
     ),
     Route(
@@ -52,11 +70,11 @@ ROUTES = (
         tokens.input_tokens,
         "chat",
         doc.TemplateRequest,
-        doc.InputTokens,
+        reply.InputTokens,
     ),
-    Route("POST", ("/apply-template",), tokens.apply_template, "chat", doc.TemplateRequest, doc.PromptText),
-    Route("POST", ("/tokenize",), tokens.tokenize, "tokens", doc.TokenizeRequest, doc.Tokens),
-    Route("POST", ("/detokenize",), tokens.detokenize, "tokens", doc.DetokenizeRequest, doc.Content),
+    Route("POST", ("/apply-template",), tokens.apply_template, "chat", doc.TemplateRequest, reply.PromptText),
+    Route("POST", ("/tokenize",), tokens.tokenize, "tokens", doc.TokenizeRequest, reply.Tokens),
+    Route("POST", ("/detokenize",), tokens.detokenize, "tokens", doc.DetokenizeRequest, reply.Content),
 )
 
 
@@ -85,6 +103,6 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     if route.body is not None:
         failures[400] = "The request is wrong"
     errors: dict[int | str, dict[str, Any]] = {
-        code: {"model": doc.ErrorReply, "description": text} for code, text in sorted(failures.items())
+        code: {"model": reply.ErrorReply, "description": text} for code, text in sorted(failures.items())
     }
     return {200: success, **errors}

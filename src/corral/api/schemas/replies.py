@@ -1,0 +1,150 @@
+"""Models of replies for the OpenAPI page; the dialects build the real ones."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Healthy(BaseModel):
+    """The model is loaded."""
+
+    status: Literal["ok"]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: int
+    message: str
+    type: str
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer that is not 2xx."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"error": {"code": 400, "message": "key 'prompt' not found", "type": "invalid_request_error"}}
+        }
+    )
+    error: ErrorDetail
+
+
+class Tokens(BaseModel):
+    """Ids, or objects with id and piece."""
+
+    tokens: list[int] | list[dict[str, Any]]
+
+
+class Content(BaseModel):
+    """The text of tokens."""
+
+    content: str
+
+
+class PromptText(BaseModel):
+    """A rendered conversation."""
+
+    prompt: str
+
+
+class InputTokens(BaseModel):
+    """How long a prompt is."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"]
+
+
+class TimingsReply(BaseModel):
+    """Counts and milliseconds; ``cache_n + prompt_n`` is the prompt's length."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class NativeReply(BaseModel):
+    """The final object of POST /completion; several prompts or choices give an array of them."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["none", "eos", "word", "limit"]
+    stopping_word: str
+    tokens_cached: int
+    timings: TimingsReply
+    completion_probabilities: list[dict[str, Any]] = []
+
+
+class Usage(BaseModel):
+    """Prompt tokens are counted once for all choices."""
+
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class TextChoice(BaseModel):
+    """One completion."""
+
+    text: str
+    index: int
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    finish_reason: Literal["stop", "length"]
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None = None
+
+
+class _OpenAIReply(BaseModel):
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+    id: str
+    timings: TimingsReply
+
+
+class TextReply(_OpenAIReply):
+    """The reply of POST /v1/completions."""
+
+    choices: list[TextChoice]
+    object: Literal["text_completion"]
+
+
+class ChatReply(_OpenAIReply):
+    """The reply of POST /v1/chat/completions."""
+
+    choices: list[ChatChoice]
+    object: Literal["chat.completion"]
