@@ -76,6 +76,8 @@ class Pair:
             assert self.ledger.n_free(row) == self.context.n_free(row), f"row {row}: free cells differ"
         assert self.ledger.n_used == self.context.n_used, "used cells differ"
         assert self.ledger.n_reclaimable() == self.freed_by(set(self.ledger.cold_rows())), "reclaimable cells differ"
+        for row in self.ledger.cold_rows():
+            assert self.ledger.n_reclaimable(row) == self.freed_by(set(self.ledger.cold_rows()) - {row})
         assert self.ledger.n_leased_cells == self.ledger.n_used - self.ledger.n_reclaimable()
 
     def freed_by(self, rows: set[RowId]) -> int:
@@ -159,7 +161,7 @@ class LedgerAgainstCells(RuleBasedStateMachine):
         """What is tried on a fork stays there."""
         fork = self.pair.ledger.fork()
         fork.apply(Trim(row, 0))
-        fork.extend(row, KEY, [1, 1])
+        fork.extend(row, KEY, [1, 1][: fork.n_free(row)])
         fork.check()
 
     @rule(query=TOKENS)
