@@ -75,6 +75,12 @@ class Books:
             discarded=tuple(self.discarded),
         )
 
+    def forget_memory(self) -> None:
+        """All rows are empty and nothing is kept in RAM. For idle slots only."""
+        self.ledger = KvLedger(self.traits)
+        self.store.clear()
+        self.discarded.clear()
+
     def close_sampler(self, task: TaskId) -> None:
         """Does nothing if the task has none."""
         sampler = self.samplers.pop(task, None)

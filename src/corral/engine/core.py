@@ -23,6 +23,7 @@ from corral.engine.state import EngineSnapshot
 from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
 from corral.events import Event, Failed, Finished, StopReason, Timings
 from corral.ids import SlotId, TaskId
+from corral.ops import Trim
 from corral.ports import Clock, Context, Model
 from corral.tasks import Task, TaskGroup
 
@@ -39,6 +40,7 @@ class Engine:
         self._model = model
         self._context = context
         self._clock = clock
+        self._unbooked_ms = 0.0
         self._executor = Executor(context, self.books.store, clock)
         self._life = Life(self.books, model.info, model.tokenizer)
         self._commit = Commit(self.books, self._life)
@@ -130,10 +132,12 @@ class Engine:
             audit.check_progress(self.books, chosen)
         outcome = self._executor.run(chosen, self._slot_samplers(chosen))
         self._commit.record(chosen, outcome, start_ms)
-        self.publish()
         if self.books.config.audit:
             audit.check(self.books, self._context)
-        self.books.metrics.add("step_ms", self._clock.now_ms() - start_ms)
+        recorded_ms = self._clock.now_ms()
+        self.books.metrics.add("step_ms", recorded_ms - start_ms + self._unbooked_ms)
+        self.publish()
+        self._unbooked_ms = self._clock.now_ms() - recorded_ms
         events, self._life.events = self._life.events, []
         return events
 
@@ -149,11 +153,14 @@ class Engine:
         return found
 
     def fail_all(self, error: CorralError) -> list[Event]:
-        """Every task fails: the last thing to do when the engine itself cannot go on."""
+        """Every task fails, and nothing in memory is trusted any more: what is left to do after a fault of our own."""
         books = self.books
         tasks = [t.id for w in books.waiting for t in w.group]
         tasks += [s.work.task.id for s in books.slots if s.generation]
         self.cancel(tasks)
+        for row in books.ledger.rows():
+            self._context.apply(Trim(row, 0))
+        books.forget_memory()
         self.publish()
         return [Failed(task, error) for task in tasks]
 

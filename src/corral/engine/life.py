@@ -127,7 +127,6 @@ class Life:
             metrics.ttft.observe_ms(now_ms - work.queued_ms)
         work.last_token_ms = now_ms
 
-
     def _probs(self, work: Generation, picked: Picked) -> TokenProbs | None:
         if work.task.sampling.n_probs <= 0:
             return None

@@ -18,14 +18,18 @@ class HistogramSum:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
+        self._published: Histogram | None = None
 
     def observe_ms(self, ms: float) -> None:
+        self._published = None
         self._counts[bisect_left(self._bounds, ms / 1000)] += 1
         self._total += ms / 1000
 
     def publish(self) -> Histogram:
-        sums = list(accumulate(self._counts))
-        return Histogram(self._bounds, tuple(sums[:-1]), sums[-1], self._total)
+        if self._published is None:
+            sums = list(accumulate(self._counts))
+            self._published = Histogram(self._bounds, tuple(sums[:-1]), sums[-1], self._total)
+        return self._published
 
 
 class Metrics:

@@ -75,7 +75,7 @@ def _serial(view: View, want: Want) -> int:
 def admit_waiting(draft: Draft) -> None:
     """Bind waiting groups to idle slots, in order of arrival; a group that names a slot waits for that one only.
 
-    Nobody overtakes the first that finds no slot, but for those that name one, and they do so a bounded number of times.
+    Nobody overtakes the first that finds no slot but those that name one, and only a bounded number of times.
     """
     idle = [s for s in draft.view.slots if s.is_idle]
     first: Waiting | None = None

