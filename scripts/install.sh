@@ -17,10 +17,13 @@ fi
 # Without it CMake's Makefiles compile one file at a time.
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc 2>/dev/null || echo 2)}
 
+# In a process group of its own, so that an interrupt ends the compilers, too.
+set -m
 echo "installing corral[$extra] into $venv (details: $log)"
 "$venv/bin/pip" install -v --disable-pip-version-check --progress-bar off -e ".[$extra]" >"$log" 2>&1 &
 pip=$!
-trap 'kill "$pip" 2>/dev/null; exit 130' INT TERM
+set +m
+trap 'kill -- "-$pip" 2>/dev/null; exit 130' INT TERM
 
 beat() {
     local built
