@@ -29,7 +29,7 @@ def begin_all(draft: Draft) -> None:
     """Give rows to those that want one, oldest first. Nobody overtakes one that finds no cells."""
     wants = draft.wants
     for i, want in enumerate(wants):
-        levels = draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+        levels = _levels(draft, want)
         if waits_for_other(draft, want, wants[:i], levels[-1].n if levels else 0):
             draft.waits.append(want.slot)
             draft.deferrals[want.task.id] = Deferral.OTHER_PROMPT
@@ -72,6 +72,11 @@ def begin(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
     return True
 
 
+def _levels(draft: Draft, want: Want) -> list[Level[Holder]]:
+    """Who holds beginnings of the wanted tokens but the last, which is always computed: its logits are needed."""
+    return draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+
+
 def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:
     """The longest level that someone of this tier holds, with only those holders."""
     for level in reversed(levels):
@@ -86,8 +91,10 @@ def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:
 
 def _begin_shared(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
     in_rows, in_ram = _deepest(levels, Tier.ROW), _deepest(levels, Tier.RAM)
-    if in_ram is not None and _loading_pays(draft, in_ram, in_rows) and _begin_loaded(draft, want, in_ram):
-        return True
+    if in_ram is not None and _loading_pays(draft, in_ram, in_rows):
+        if _begin_loaded(draft, want, in_ram):
+            return True
+        in_rows = _deepest(_levels(draft, want), Tier.ROW)  # making room may have emptied the rows found before
     n = in_rows.n if in_rows else 0
     source = _row_source(draft, in_rows)
     if not _has_room(draft, want, n, source):
@@ -150,7 +157,10 @@ def _begin_loaded(draft: Draft, want: Want, level: Level[Holder]) -> bool:
     holder = min(level.holders, key=lambda h: ledger.snapshot_length(SnapshotId(h.id)))
     snapshot = SnapshotId(holder.id)
     n_loaded = ledger.snapshot_length(snapshot)
-    if not _has_room(draft, want, 0, None) or not reclaim(draft, max(n_loaded, len(want.tokens))):
+    n_needed = max(n_loaded, len(want.tokens))
+    if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable():
+        return False
+    if not reclaim(draft, n_needed):
         return False
     row, _ = _shared_row(draft, None, 0)
     if snapshot not in draft.ledger.snapshots():  # eviction made room in RAM with the very one
@@ -207,7 +217,7 @@ def _in_place(draft: Draft, row: RowId, n: int) -> list[Op]:
 def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
     """The prefix comes as bytes to the empty row: from RAM, or from another row by way of RAM."""
     ledger = draft.ledger
-    levels = ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+    levels = _levels(draft, want)
     if not levels:
         return 0, []
     level = levels[-1]

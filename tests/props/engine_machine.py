@@ -1,0 +1,415 @@
+"""Histories of a whole engine over the fake, as plain values, and the referee who watches one being played.
+
+A history is a setup and a list of operations: short to print, to shrink and to keep as a regression test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from corral.config import ContextConfig, EngineConfig
+from corral.engine.core import Engine
+from corral.engine.radix import common_prefix
+from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
+from corral.errors import DecodeFailed, ExceedContext
+from corral.events import Chunk, Event, Failed, Finished, Started, StopReason
+from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
+from corral.ports import DecodeStatus, Picked
+from corral.sim.clock import VirtualClock
+from corral.sim.context import Faults, SimContext
+from corral.sim.model import SimModel, SimSpec
+from corral.sim.oracle import solo
+from corral.tasks import Limits, Sampling, Task
+
+if TYPE_CHECKING:
+    from corral.ports import Logits
+
+MODEL = SimModel(SimSpec(eos_every=40))
+EOG = MODEL.info.eog_tokens
+STEMS = [tuple(Random(i).choices(range(97, 100), k=160)) for i in range(3)]
+"""Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
+
+MAX_STEPS = 3000
+"""Any history here is over long before; more steps mean that nothing moves."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The engine and the memory under it. ``n_ctx`` is what one task may use; the keys of ``faults`` count decodes."""
+
+    unified: bool = True
+    n_slots: int = 2
+    n_ctx: int = 40
+    n_spare: int = 0
+    n_batch: int = 16
+    n_ubatch: int = 8
+    itl_target_ms: float = 20.0
+    cache_ram_bytes: int = -1
+    min_shared_prefill: int = 4
+    cont_batching: bool = True
+    faults: tuple[tuple[int, DecodeStatus], ...] = ()
+    bad_loads: frozenset[int] = frozenset()
+
+    @property
+    def n_cells(self) -> int:
+        """Of the whole pool on unified KV, of all rows together on split KV."""
+        return self.n_ctx if self.unified else self.n_ctx * self.n_slots
+
+
+@dataclass(frozen=True)
+class Submit:
+    """``n`` siblings. The prompt is the first ``n_prompt`` tokens of a stem, ending in ``tail``.
+
+    ``seed`` None is greedy; sibling i draws with ``seed + i``. ``id_slot`` is taken modulo the number of slots.
+    """
+
+    stem: int = 0
+    n_prompt: int = 8
+    tail: tuple[Token, ...] = ()
+    n_predict: int = 4
+    n: int = 1
+    key: str = ""
+    cache_prompt: bool = True
+    id_slot: int | None = None
+    stop: str = ""
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The next turn of a conversation that ended: its prompt and answer, then ``tail``. Nothing if none has ended."""
+
+    which: int = 0
+    tail: tuple[Token, ...] = (97,)
+    n_predict: int = 4
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """One of the open tasks, by its number modulo how many there are."""
+
+    which: int = 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    n: int = 1
+
+
+Op = Submit | Reply | Cancel | Steps
+
+
+@dataclass(frozen=True)
+class History:
+    setup: Setup
+    ops: tuple[Op, ...]
+
+
+# --- what may happen -------------------------------------------------------------------------------------------------
+
+STATUSES = st.sampled_from([DecodeStatus.NO_ROOM, DecodeStatus.NO_ROOM, DecodeStatus.ABORTED, DecodeStatus.FAILED])
+TAILS = st.lists(st.integers(97, 99), max_size=5).map(tuple)
+
+
+@st.composite
+def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
+    n_slots = draw(st.integers(1, 5))
+    n_ubatch = draw(st.sampled_from([4, 8, 16, 64]))
+    faults = draw(st.dictionaries(st.integers(0, 60), STATUSES, max_size=8)) if faulty else {}
+    return Setup(
+        unified=unified,
+        n_slots=n_slots,
+        n_ctx=draw(st.sampled_from([24, 40, 64, 100])),
+        n_spare=draw(st.integers(0, 4)) if unified else 0,
+        n_batch=max(n_slots, n_ubatch, draw(st.sampled_from([8, 16, 64]))),
+        n_ubatch=n_ubatch,
+        itl_target_ms=draw(st.sampled_from([5.0, 20.0, 100.0, 1000.0])),
+        cache_ram_bytes=draw(st.sampled_from([-1, 0, 400, 1000])),
+        min_shared_prefill=draw(st.sampled_from([1, 4, 32])),
+        cont_batching=draw(st.integers(0, 7)) > 0,
+        faults=tuple(sorted(faults.items())),
+        bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
+    )
+
+
+@st.composite
+def submits(draw: DrawFn, setup: Setup) -> Submit:
+    n_ctx = setup.n_ctx
+    lengths = st.one_of(st.integers(1, 20), st.integers(1, n_ctx - 1), st.integers(n_ctx - 3, n_ctx))
+    return Submit(
+        stem=draw(st.integers(0, len(STEMS) - 1)),
+        n_prompt=draw(lengths),
+        tail=draw(st.one_of(st.just(()), TAILS)),
+        n_predict=draw(st.one_of(st.integers(0, 30), st.just(-1))),
+        n=draw(st.one_of(st.just(1), st.integers(1, setup.n_slots))),
+        key=draw(st.sampled_from(["", "", "other"])),
+        cache_prompt=draw(st.integers(0, 7)) > 0,
+        id_slot=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))),
+        stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
+        seed=draw(st.one_of(st.none(), st.integers(0, 99))),
+    )
+
+
+def ops(setup: Setup) -> SearchStrategy[Op]:
+    steps = st.builds(Steps, st.integers(1, 8))
+    reply = st.builds(Reply, st.integers(0, 9), TAILS.filter(bool), st.integers(0, 20))
+    return st.one_of(submits(setup), submits(setup), steps, steps, reply, st.builds(Cancel, st.integers(0, 9)))
+
+
+@st.composite
+def histories(draw: DrawFn, unified: bool = True, faulty: bool = False) -> History:
+    """Four lists rather than one: they are longer that way, and each still shrinks to nothing."""
+    setup = draw(setups(unified, faulty))
+    several = st.lists(ops(setup), max_size=12)
+    return History(setup, tuple(op for _ in range(4) for op in draw(several)))
+
+
+# --- what each task must say -----------------------------------------------------------------------------------------
+
+
+class OneRow:
+    """A sampler of the engine as the oracle wants it: one row at a time."""
+
+    def __init__(self, sampler: RowSampler) -> None:
+        self._sampler = sampler
+
+    def pick(self, logits: Logits) -> Picked:
+        return pick_rows(logits[None], [(0, self._sampler)])[0]
+
+    def feed(self, tokens: Sequence[Token]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@lru_cache(maxsize=4096)
+def alone(prompt: tuple[Token, ...], n_predict: int, sampling: Sampling) -> tuple[Token, ...]:
+    """What the task would draw alone and cold."""
+    sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
+    return solo(prompt, n_predict, model=MODEL, sampler=sampler)
+
+
+def expected(task: Task, n_ctx: int) -> tuple[tuple[Token, ...], str, StopReason]:
+    """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
+    n_max = n_ctx - len(task.prompt)
+    n_predict = task.limits.n_predict
+    tokens = alone(task.prompt, n_max if n_predict < 0 else min(n_predict, n_max), task.sampling)
+    for n in range(1, len(tokens) + 1) if task.limits.stop else ():
+        before, found, _ = MODEL.tokenizer.detokenize(tokens[:n], special=False).partition(task.limits.stop[0])
+        if found:
+            return tokens[:n], before, StopReason.WORD
+    reason = StopReason.EOS if tokens and tokens[-1] in EOG else StopReason.LIMIT
+    return tokens, MODEL.tokenizer.detokenize(tokens, special=False), reason
+
+
+# --- playing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Heard:
+    """The events of one open task so far."""
+
+    task: Task
+    started: Started | None = None
+    text: str = ""
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass
+class Player:
+    """Plays a history and raises AssertionError as soon as something is not as it must be."""
+
+    setup: Setup
+    engine: Engine = field(init=False)
+    context: SimContext = field(init=False)
+    open: dict[TaskId, Heard] = field(default_factory=dict)
+    finished: dict[TaskId, tuple[Task, Finished]] = field(default_factory=dict)
+    failed: dict[TaskId, Failed] = field(default_factory=dict)
+    kept: dict[CacheKey, list[tuple[Token, ...]]] = field(default_factory=dict)
+    n_tasks: int = 0
+    n_steps: int = 0
+
+    def __post_init__(self) -> None:
+        setup, clock = self.setup, VirtualClock()
+        config = ContextConfig(
+            n_ctx=setup.n_cells,
+            n_slots=setup.n_slots,
+            n_rows=setup.n_slots + setup.n_spare,
+            n_batch=setup.n_batch,
+            n_ubatch=setup.n_ubatch,
+            kv_unified=setup.unified,
+        )
+        faults = Faults(decode=dict(setup.faults).get, load=setup.bad_loads.__contains__)
+        self.context = MODEL.new_context(config, clock, faults=faults)
+        scheduling = EngineConfig(
+            n_slots=setup.n_slots,
+            itl_target_ms=setup.itl_target_ms,
+            cache_ram_bytes=setup.cache_ram_bytes,
+            cont_batching=setup.cont_batching,
+            min_shared_prefill=setup.min_shared_prefill,
+            audit=True,
+        )
+        self.engine = Engine(MODEL, self.context, clock, scheduling)
+
+    def play(self, ops: Sequence[Op]) -> Player:
+        """Carry out everything, then step until all tasks have ended."""
+        for op in ops:
+            match op:
+                case Submit():
+                    self.submit(op)
+                case Reply():
+                    self.reply(op)
+                case Cancel(which):
+                    self.cancel(which)
+                case Steps(n):
+                    for _ in range(n):
+                        self.step()
+        return self.drain()
+
+    def submit(self, op: Submit) -> list[TaskId]:
+        stem = STEMS[op.stem][: max(0, op.n_prompt - len(op.tail))]
+        return self._submit(op, (stem + op.tail)[: op.n_prompt])
+
+    def reply(self, op: Reply) -> None:
+        if self.finished:
+            task, end = list(self.finished.values())[op.which % len(self.finished)]
+            turn = Submit(n_predict=op.n_predict, key=task.cache_key)
+            self._submit(turn, (task.prompt + end.tokens + op.tail)[: self.setup.n_ctx - 1])
+
+    def _submit(self, op: Submit, prompt: tuple[Token, ...]) -> list[TaskId]:
+        parent = TaskId(self.n_tasks + 1)
+        sampling = [
+            Sampling(temperature=0.0) if op.seed is None else Sampling(temperature=1.5, top_k=20, seed=op.seed + i)
+            for i in range(op.n)
+        ]
+        group = tuple(
+            Task(
+                TaskId(parent + i),
+                prompt,
+                sampling=sampling[i],
+                limits=Limits(n_predict=op.n_predict, stop=(op.stop,) if op.stop else ()),
+                cache_key=CacheKey(op.key),
+                cache_prompt=op.cache_prompt,
+                id_slot=None if op.id_slot is None else SlotId(op.id_slot % self.setup.n_slots),
+                index=i,
+                parent=None if i == 0 else parent,
+            )
+            for i in range(op.n)
+        )
+        self.n_tasks += op.n
+        self.open |= {task.id: Heard(task) for task in group}
+        self.engine.submit(group)
+        return [task.id for task in group]
+
+    def cancel(self, which: int) -> None:
+        if self.open:
+            task = list(self.open)[which % len(self.open)]
+            del self.open[task]
+            self.engine.cancel([task])
+            self.engine.publish()
+
+    def drain(self) -> Player:
+        while self.engine.has_work:
+            self.step()
+        assert not self.open, f"nothing to do, but these never ended: {list(self.open)}"
+        snapshot = self.engine.snapshot
+        assert snapshot.n_leased == 0, f"{snapshot.n_leased} cells belong to nobody"
+        assert snapshot.n_busy == 0
+        private = [row for row in self.engine.books.ledger.rows() if self._key(row).startswith("\0")]
+        assert not private, f"rows {private} keep what was not to be kept"
+        return self
+
+    def step(self) -> list[Event]:
+        self.n_steps += 1
+        assert self.n_steps <= MAX_STEPS, f"no end: {[s.state.value for s in self.engine.books.slots]}"
+        events = self.engine.step()
+        for event in events:
+            assert event.task_id in self.open, f"an event of a task that is over: {event}"
+            self._hear(self.open[event.task_id], event)
+        self._check_memory()
+        return events
+
+    # --- the referee -----------------------------------------------------------------------------------------------
+
+    def _hear(self, heard: Heard, event: Event) -> None:
+        match event:
+            case Started():
+                assert heard.started is None, "started twice"
+                heard.started = event
+                self._check_start(heard.task, event)
+            case Chunk():
+                assert heard.started is not None, "text before the start"
+                assert event.text, "an empty chunk"
+                heard.text += event.text
+                heard.tokens += event.tokens
+            case Finished():
+                assert heard.started is not None, "finished without a start"
+                del self.open[event.task_id]
+                self.finished[event.task_id] = heard.task, event
+                self._check_answer(heard, event)
+            case Failed():
+                del self.open[event.task_id]
+                self.failed[event.task_id] = event
+                self._check_failure(heard.task, event)
+
+    def _check_start(self, task: Task, started: Started) -> None:
+        """It runs where it asked to, and knows no prefix but from its own tenant."""
+        if task.id_slot is not None and task.parent is None:
+            assert started.slot_id == task.id_slot, f"asked for slot {task.id_slot}: {started}"
+        assert started.n_prompt == len(task.prompt)
+        assert 0 <= started.n_cached < started.n_prompt, f"nothing left to compute: {started}"
+        if task.parent is None:
+            others = self.kept.get(task.cache_key, []) if task.cache_prompt else []
+            n_known = max((common_prefix(seen, task.prompt) for seen in others), default=0)
+            assert started.n_cached <= n_known, f"{started} with {n_known} tokens known under its key"
+        if task.cache_prompt:
+            answer, _, _ = expected(task, self.setup.n_ctx)
+            self.kept.setdefault(task.cache_key, []).append(task.prompt + answer)
+
+    def _check_answer(self, heard: Heard, end: Finished) -> None:
+        task = heard.task
+        tokens, text, reason = expected(task, self.setup.n_ctx)
+        assert end.tokens == tokens, f"task {task.id}: {end.tokens} is not {tokens}"
+        assert end.text == text == heard.text, f"task {task.id}: {heard.text!r}, {end.text!r}, expected {text!r}"
+        assert end.reason is reason, f"task {task.id}: {end.reason} is not {reason}"
+        assert heard.tokens == tokens[: len(heard.tokens)], "chunks carry other tokens than the answer"
+        assert end.truncated == (reason is StopReason.LIMIT and len(task.prompt + tokens) == self.setup.n_ctx)
+        assert end.timings.n_cached + end.timings.n_prompt == len(task.prompt)
+        assert end.timings.n_predicted == len(tokens)
+
+    def _check_failure(self, task: Task, end: Failed) -> None:
+        """Only what can never fit is refused, and only a failed pass harms, and only those who were in it."""
+        if len(task.prompt) >= self.setup.n_ctx:
+            assert isinstance(end.error, ExceedContext), f"{task}: {end.error!r}"
+            return
+        assert self.setup.faults, f"task {task.id} failed without a fault: {end.error!r}"
+        assert isinstance(end.error, DecodeFailed), f"{end.error!r}"
+        in_batch = {self.engine.books.slots[s.slot].last_task for s in self.engine.last_plan.spans}
+        assert task in in_batch, f"task {task.id} failed with a batch that it was not in"
+
+    def _check_memory(self) -> None:
+        """The cells hold what the ledger says, and the RAM tier keeps its budget (saved rows have a header each)."""
+        self.context.check()
+        ledger, limit = self.engine.books.ledger, self.setup.cache_ram_bytes
+        for row in ledger.rows():
+            assert self.context.tokens(row) == tuple(ledger.tokens(row)), f"row {row} holds other tokens"
+        if limit >= 0 and not self.setup.bad_loads:
+            store = self.engine.books.store
+            assert store.n_bytes - 20 * len(store) <= limit, f"{store.n_bytes} bytes kept, {limit} allowed"
+
+    def _key(self, row: RowId) -> str:
+        ledger = self.engine.books.ledger
+        return ledger.key(row) if ledger.length(row) else ""
+
+
+def play(history: History) -> Player:
+    """Raises AssertionError, or whatever the engine raises, where the history goes wrong."""
+    return Player(history.setup).play(history.ops)
