@@ -27,7 +27,6 @@ class ModelConfig:
     n_gpu_layers: int = -1
     use_mmap: bool = True
     use_mlock: bool = False
-    show_progress: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,6 @@ class ServerConfig:
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
-    timeout_s: int = 3600
     sse_ping_interval_s: int = 30
     always_usage: bool = False
     chat_template: str | None = None

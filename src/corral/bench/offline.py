@@ -91,7 +91,7 @@ class SteadyState:
 def measure(config: OfflineConfig, limit_s: float = 600.0) -> Figures:
     """Load the model, run, free it. Raises BenchError, LoadError."""
     runtime = Runtime.open(
-        ModelConfig(config.model, show_progress=False),
+        ModelConfig(config.model),
         ContextConfig(
             n_ctx=config.rows * config.n_ctx_row,
             n_slots=config.rows,

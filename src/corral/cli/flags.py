@@ -101,7 +101,6 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--api-key-file", k.KEY_FILE, (), "file of keys, one a line, # for comments", "API_KEY_FILE"),
         _flag("-a --alias", k.LIST, (), "names of the model in replies and /v1/models", "ALIAS"),
         _flag("--tags", k.LIST, (), "tags of the model, for information", "TAGS"),
-        _flag("-to --timeout", k.integer(1), 3600, "seconds without progress before a connection ends", "TIMEOUT"),
         _flag("--sse-ping-interval", k.integer(-1), 30, "seconds before a ping; below 1: none", "SSE_PING_INTERVAL"),
         _flag("--always-usage", k.SWITCH, False, "streams end with usage even if not asked for"),
         _flag("--metrics !--no-metrics", k.SWITCH, False, "GET /metrics", "ENDPOINT_METRICS"),
@@ -187,6 +186,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "Accepted, without effect": (
         _flag("--warmup !--no-warmup", k.SWITCH, True, "one run before serving", note="it is always done"),
+        _flag("-to --timeout", k.INT, 3600, "read and write timeout", "TIMEOUT", note="there is no such limit"),
         _flag("--threads-http", k.INT, -1, "HTTP threads", "THREADS_HTTP", note=_HTTP),
         _flag("--ui --webui !--no-ui !--no-webui", k.SWITCH, True, "web page", "UI", note="there is no chat page"),
         _flag("--perf !--no-perf", k.SWITCH, False, "timings of libllama", "PERF", note="/metrics has timings"),

@@ -112,7 +112,6 @@ def _server(args: Parsed) -> ServerConfig:
         cors_methods=args["cors_methods"],
         cors_headers=args["cors_headers"],
         cors_credentials=args["cors_credentials"],
-        timeout_s=args["timeout"],
         sse_ping_interval_s=args["sse_ping_interval"],
         always_usage=args["always_usage"],
         chat_template=args["chat_template"] if file_template is None else file_template,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from corral.api.schemas.defaults import Defaults
-from corral.cli.parse import UsageError, parse
+from corral.cli.flags import FLAGS
+from corral.cli.parse import Parsed, UsageError, parse
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig, ServerConfig
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
@@ -127,3 +129,25 @@ def test_tls_needs_both_files(tmp_path: Path) -> None:
     key.write_text("")
     with pytest.raises(UsageError, match="need each other"):
         settings("--ssl-key-file", str(key))
+
+
+class Recorder(Parsed):
+    """Remembers which values were asked for."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+ELSEWHERE = {"drain_s", "verbose", "verbosity", "log_file", "log_prefix", "log_timestamps", "log_disable"}
+"""Read by ``commands.serve`` and ``logs``."""
+
+
+def test_no_flag_is_silently_ignored() -> None:
+    values = parse([], {}).values
+    resolve(Recorder(values, frozenset(), ()))
+    resolve(Recorder(values, frozenset(values), ()))
+    flags = [flag for group in FLAGS.values() for flag in group if not flag.note and flag.only is None]
+    assert {flag.key for flag in flags} - Recorder.asked == ELSEWHERE
