@@ -1,4 +1,4 @@
-"""What the engine says about a task. A stream is: at most one Started, any Progress and Chunk, one Finished or Failed."""
+"""What the engine says about a task. A stream: at most one Started, any Progress and Chunk, one Finished or Failed."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Chunk:
     """Text that is final: whole characters, nothing that could still become a stop string. Never empty text.
 
     ``tokens`` are those whose text it completes (several when some were held back), ``probs`` theirs if asked for.
-    ``n_decoded`` counts generated tokens up to the last of them.
+    ``n_decoded`` counts generated tokens up to the last of them. ``timings`` only if the task asks for them.
     """
 
     task_id: TaskId
     text: str
     tokens: tuple[Token, ...]
     n_decoded: int
-    timings: Timings
+    timings: Timings | None = None
     probs: tuple[TokenProbs, ...] = ()
 
 
