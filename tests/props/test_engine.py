@@ -7,10 +7,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
 
 import pytest
-from hypothesis import given, settings
-from tests.props.engine_machine import History, histories, play
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from tests.props.engine_machine import History, Setup, Submit, histories, play
+
+from corral.engine import executor, policy, pressure, reuse
+from corral.engine.cells import Cells
+from corral.engine.commit import Commit
+from corral.engine.draft import Draft, Want
+from corral.engine.executor import Executor, OpResult, Outcome
+from corral.engine.ledger import Holder, KvLedger, Lease
+from corral.engine.life import Life
+from corral.engine.plan import Plan, SlotSpan
+from corral.engine.radix import Level
+from corral.engine.slot import Generation, Slot
+from corral.engine.state import SlotState
+from corral.errors import DecodeFailed
+from corral.ids import CacheKey, RowId
+from corral.ops import Op, Trim
 
 N_HISTORIES = max(60, settings.default.max_examples if settings.default else 0)
 
@@ -47,3 +66,164 @@ def test_faults_on_unified_kv_harm_only_the_tasks_of_their_batch(history: Histor
 @settings(max_examples=N_HISTORIES)
 def test_faults_on_split_kv_harm_only_the_tasks_of_their_batch(history: History) -> None:
     play(history)
+
+
+# --- the referee is worth something: each planted fault is found within a few hundred histories -----------------------
+
+
+def finds(strategy: SearchStrategy[History]) -> History:
+    """A history that goes wrong. Raises hypothesis.errors.NoSuchExample if none of 300 does."""
+    quick = settings(max_examples=300, phases=[Phase.generate], database=None, deadline=None)
+    return find(strategy, _goes_wrong, settings=quick, random=Random(0))
+
+
+def _goes_wrong(history: History) -> bool:
+    try:
+        play(history)
+    except Exception:  # an error of any kind, raised anywhere, is a fault that was found
+        return True
+    return False
+
+
+BOTH = st.booleans().flatmap(lambda unified: histories(unified=unified))
+FAULTY = st.booleans().flatmap(lambda unified: histories(unified=unified, faulty=True))
+
+
+def test_a_missed_trim_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache keeps what the books think is gone."""
+    whole = Executor._apply
+
+    def lazy(self: Executor, op: Op) -> OpResult:
+        return OpResult(op, True) if isinstance(op, Trim) else whole(self, op)
+
+    monkeypatch.setattr(Executor, "_apply", lazy)
+    assert finds(BOTH)
+
+
+def test_a_missed_repair_of_a_failed_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(self: Executor, spans: tuple[SlotSpan, ...]) -> dict[RowId, int]:
+        return {s.span.row: s.span.pos0 for s in spans}
+
+    monkeypatch.setattr(Executor, "_repair", lazy)
+    assert finds(FAULTY)
+
+
+def test_a_prefix_one_token_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token beyond the common prefix is taken for equal, by plan, books and cache alike."""
+    exact = reuse._levels
+
+    def greedy(draft: Draft, want: Want) -> list[Level[Holder]]:
+        return [replace(level, n=level.n + 1) for level in exact(draft, want)]
+
+    monkeypatch.setattr(reuse, "_levels", greedy)
+    assert finds(BOTH)
+
+
+def test_reusing_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be left to compute, so there would be no logits to draw the first token from."""
+    monkeypatch.setattr(reuse, "_levels", lambda draft, want: draft.ledger.match(want.key, want.tokens))
+    assert finds(BOTH)
+
+
+def test_a_reuse_that_is_recorded_one_token_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Life.begin
+
+    def generous(self: Life, slot: Slot, lease: Lease, n_reused: int, now_ms: float) -> None:
+        begin(self, slot, lease, n_reused + 1, now_ms)
+
+    monkeypatch.setattr(Life, "begin", generous)
+    assert finds(BOTH)
+
+
+def test_the_release_of_another_slots_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale lease releases a row that has been given to another."""
+
+    def careless(self: KvLedger, lease: Lease) -> None:
+        self._leases.pop(max(self._leases))
+
+    monkeypatch.setattr(KvLedger, "release", careless)
+    assert finds(BOTH)
+
+
+def test_a_lease_that_is_kept_after_its_release_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Life, slot: Slot) -> None:
+        assert slot.lease is not None
+        self._books.ledger.release(slot.lease)
+
+    monkeypatch.setattr(Life, "_release", forgetful)
+    assert finds(BOTH)
+
+
+def test_a_reference_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that gives up shared cells stays in their count, and they are never free again."""
+    trim = Cells.trim
+
+    def sticky(self: Cells, row: RowId, n: int) -> None:
+        held = [run for run in self._runs.get(row, ()) if len(run.rows) > 1]
+        trim(self, row, n)
+        for run in held:
+            run.rows.add(row)
+
+    monkeypatch.setattr(Cells, "trim", sticky)
+    assert finds(histories(unified=True))
+
+
+def test_a_reference_too_few_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared cells count as the first row's alone: its end would free what the other still reads."""
+    share = Cells.share
+
+    def unshared(self: Cells, src: RowId, dst: RowId, n: int) -> None:
+        share(self, src, dst, n)
+        for run in self._runs.get(dst, ()):
+            run.rows.discard(dst)
+
+    monkeypatch.setattr(Cells, "share", unshared)
+    assert finds(histories(unified=True))
+
+
+def test_a_failed_load_that_counts_as_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Executor._apply
+    monkeypatch.setattr(Executor, "_apply", lambda self, op: replace(whole(self, op), is_done=True))
+    assert finds(FAULTY)
+
+
+def test_a_prefix_shared_between_tenants_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.engine.draft.prefix_key", lambda task: CacheKey(""))
+    monkeypatch.setattr(Generation, "key", property(lambda self: CacheKey("")))
+    assert finds(BOTH)
+
+
+def test_a_failed_pass_that_harms_a_bystander_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everybody(self: Commit, plan: Plan, outcome: Outcome) -> None:
+        for slot in self._books.slots:
+            if slot.generation:
+                self._life.fail(slot, DecodeFailed("Compute error."))
+
+    monkeypatch.setattr(Commit, "_failure", everybody)
+    assert finds(FAULTY)
+
+
+def test_a_parked_task_that_never_resumes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_wants_row", lambda slot: slot.wants_row and slot.state is not SlotState.PARKED)
+    assert finds(histories(unified=True))
+
+
+def test_siblings_that_draw_from_the_wrong_logits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pick = executor.pick_rows
+    monkeypatch.setattr(executor, "pick_rows", lambda logits, rows: pick(logits[::-1], rows))
+    assert finds(BOTH)
+
+
+def test_a_cache_in_ram_beyond_its_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure, "room_ops", lambda draft, n_bytes: [])
+    assert finds(BOTH)
+
+
+# --- histories that went wrong once ----------------------------------------------------------------------------------
+
+
+def test_a_row_that_was_emptied_to_load_another_prefix_is_not_copied_from() -> None:
+    """Room for a snapshot was made by evicting the row that would have been the next best source."""
+    setup = Setup(n_slots=5, n_ctx=100, n_spare=3, cache_ram_bytes=1000, itl_target_ms=5.0)
+    prompts = (Submit(n_prompt=1, n_predict=0), Submit(n_prompt=92, n_predict=0), Submit(n_prompt=53, n_predict=-1))
+    play(History(setup, prompts))
