@@ -189,3 +189,18 @@ def test_a_template_that_does_not_compile_is_one_line() -> None:
     assert code == 1
     assert lines[-1].startswith("error: the chat template does not compile")
     assert not any("Traceback" in line for line in lines)
+
+
+def test_a_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
+    pem = tmp_path / "broken.pem"
+    pem.write_text("not a certificate")
+    code, lines = failure("--ssl-key-file", str(pem), "--ssl-cert-file", str(pem))
+    assert code == 1
+    assert lines[-1].startswith(f"error: cannot use {pem}")
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_host_that_is_none_is_one_line() -> None:
+    code, lines = failure("--host", "host.invalid")
+    assert code == 1
+    assert lines[-1].startswith("error: cannot listen on host.invalid:0: ")

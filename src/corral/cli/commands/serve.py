@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,8 @@ class _Serving:
             return
         try:
             self._app.ready(runtime)
-            self._tell_ready(runtime)
+            if not (self._stop.is_set() or http.done()):
+                self._tell_ready(runtime)
             await self._until_stopped(http)
         finally:
             await asyncio.to_thread(runtime.close)
@@ -91,6 +93,8 @@ class _Serving:
         server = self._settings.server
         try:
             await serve_http(RequestIds(self._app), server, self._stop, self._on_listening)
+        except ssl.SSLError as error:
+            raise LoadError(f"cannot use {server.ssl_cert_file} with {server.ssl_key_file}: {error}") from None
         except OSError as error:
             reason = error.strerror or str(error)
             raise LoadError(f"cannot listen on {server.host}:{server.port}: {reason}") from None
@@ -122,8 +126,10 @@ class _Serving:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        done, _ = await asyncio.wait([http], timeout=self._drain_s)
-        if not done:
+        await asyncio.wait([http], timeout=self._drain_s)
+        if http.done():
+            http.result()
+        else:
             logger.warning("requests were still running after %g s: dropped", self._drain_s)
 
     def _on_signal(self) -> None:
