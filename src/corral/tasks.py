@@ -91,6 +91,10 @@ class Limits:
     t_max_predict_ms: int = -1
 
 
+NO_KEY = CacheKey("")
+"""Everyone's prefixes, where there are no tenants."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """One completion of one prompt.
@@ -105,12 +109,13 @@ class Task:
     kind: TaskKind = TaskKind.COMPLETION
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
-    cache_key: CacheKey = CacheKey("")
+    cache_key: CacheKey = NO_KEY
     cache_prompt: bool = True
     id_slot: SlotId | None = None
     index: int = 0
     parent: TaskId | None = None
     return_progress: bool = False
+    timings_per_token: bool = False
     special: bool = False
     preserved_tokens: frozenset[Token] = frozenset()
     request_id: str = ""

@@ -74,6 +74,7 @@ def _group(
         id_slot=params.id_slot,
         index=first,
         return_progress=params.return_progress and params.stream,
+        timings_per_token=params.timings_per_token and params.stream,
         special=special,
         preserved_tokens=params.preserved_tokens,
         request_id=reply_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from corral.engine.books import Books
-from corral.engine.cost import Features, Part, features
 from corral.engine.executor import OpResult, Outcome
 from corral.engine.life import Life
 from corral.engine.plan import Action, Admission, Begin, Evict, Park, Plan, Relocate, SlotSpan
@@ -31,7 +30,6 @@ class Commit:
 
     def record(self, plan: Plan, outcome: Outcome, start_ms: float) -> None:
         """Make the books say what happened."""
-        before = self._features(plan)
         for admission in plan.admissions:
             self._life.admit(admission, start_ms)
         self._count_overtaken(plan.admissions)
@@ -42,15 +40,11 @@ class Commit:
             case None:
                 pass
             case DecodeStatus.OK:
-                self._forward(plan, outcome, before)
+                self._forward(plan, outcome)
             case DecodeStatus.NO_ROOM:
                 self._no_room(plan)
             case _:
                 self._failure(plan, outcome)
-
-    def _features(self, plan: Plan) -> Features:
-        parts = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in plan.spans]
-        return features(parts, self._books.traits, self._books.ledger.n_used)
 
     def _count_overtaken(self, admissions: tuple[Admission, ...]) -> None:
         """Groups still waiting were overtaken by each admitted task that came later: its id is higher."""
@@ -117,10 +111,10 @@ class Commit:
 
     # --- the forward pass ------------------------------------------------------------------------------------------
 
-    def _forward(self, plan: Plan, outcome: Outcome, shape: Features) -> None:
+    def _forward(self, plan: Plan, outcome: Outcome) -> None:
         books = self._books
         books.n_margin = books.n_no_room = 0
-        books.cost.learn(shape, outcome.forward_ms)
+        books.cost.learn(plan.shape, outcome.forward_ms)
         self._count_pass(plan, outcome)
         for span in plan.spans:
             slot = books.slots[span.slot]

@@ -76,6 +76,8 @@ class Features(NamedTuple):
     masked: float
 
 
+NO_FEATURES = Features(0, 0, 0, 0, 0)
+
 N_TILED = 64
 """From this many queries on the CPU's flash attention works in tiles: 3 times faster for each pair."""
 

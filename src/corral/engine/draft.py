@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from corral.config import EngineConfig
-from corral.engine.cost import CostModel
+from corral.engine.cost import NO_FEATURES, CostModel, Features
 from corral.engine.ledger import KvLedger
 from corral.engine.plan import Action, Admission, Begin, Deferral, Effect, Evict, Park, Plan, Relocate, SlotSpan
 from corral.engine.slot import Slot, group_of, prefix_key
@@ -76,6 +76,7 @@ class Draft:
     parked: set[SlotId] = field(default_factory=set)
     moved: dict[SlotId, RowId] = field(default_factory=dict)
     transient: list[SnapshotId] = field(default_factory=list)
+    shape: Features = NO_FEATURES
     expected_ms: float = 0.0
     _n_snapshots: int = 0
     _forked: bool = False
@@ -149,5 +150,6 @@ class Draft:
             actions=tuple(self.actions),
             spans=tuple(sorted(self.spans, key=lambda s: s.span.row)),
             deferrals=self.deferrals,
+            shape=self.shape,
             expected_ms=self.expected_ms,
         )

@@ -42,6 +42,7 @@ class Life:
             admitted_ms=now_ms,
             tokens=list(task.prompt),
             text=TextStream(task.limits),
+            n_prompt=len(task.prompt),
             seed=books.samplers[task.id].seed,
         )
         books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
@@ -78,22 +79,27 @@ class Life:
 
     def computed(self, slot: Slot, n: int, now_ms: float) -> None:
         """``n`` more of the slot's tokens are in the cache."""
-        work, metrics = slot.work, self._books.metrics
-        n_new_prompt = max(0, min(work.computed + n, work.n_prompt) - max(work.computed, work.n_prompt_seen))
+        work = slot.work
         work.computed += n
-        work.n_prompt_seen = max(work.n_prompt_seen, min(work.computed, work.n_prompt))
-        metrics.raise_to("n_tokens_max", len(work.tokens))
-        if n_new_prompt and not work.n_decoded:
-            metrics.add("n_prompt", n_new_prompt)
+        if slot.state is not SlotState.PROCESSING_PROMPT:
+            return
+        n_seen = min(work.computed, work.n_prompt)
+        if n_seen > work.n_prompt_seen:
+            self._books.metrics.add("n_prompt", n_seen - max(work.n_prompt_seen, work.n_cached))
+            work.n_prompt_seen = n_seen
             if work.task.return_progress:
                 time_ms = now_ms - work.begun_ms
-                n_done = work.n_prompt_seen
-                self.events.append(Progress(work.task.id, work.n_prompt, max(0, work.n_cached), n_done, time_ms))
-        if slot.state is SlotState.PROCESSING_PROMPT and work.n_pending == 0:
-            slot.move(SlotState.DONE_PROMPT)
-            if work.n_decoded == 0 and work.task.limits.n_predict == 0:
-                work.prompt_done_ms = now_ms
-                self._finish(slot, StopReason.LIMIT, now_ms)
+                self.events.append(Progress(work.task.id, work.n_prompt, work.n_cached, n_seen, time_ms))
+        if work.n_pending == 0:
+            self._prompt_done(slot, now_ms)
+
+    def _prompt_done(self, slot: Slot, now_ms: float) -> None:
+        work = slot.work
+        slot.move(SlotState.DONE_PROMPT)
+        self._books.metrics.raise_to("n_tokens_max", len(work.tokens))
+        if work.n_decoded == 0 and work.task.limits.n_predict == 0:
+            work.prompt_done_ms = now_ms
+            self._finish(slot, StopReason.LIMIT, now_ms)
 
     def share_prompt(self, slot: Slot, parent: Slot) -> None:
         """A sibling shows the prompt figures of the one that computed it, and draws from its logits."""
@@ -140,12 +146,13 @@ class Life:
         return work.text.push(token, data, probs)
 
     def _chunk(self, work: Generation, piece: Piece) -> None:
-        chunk = Chunk(work.task.id, piece.text, piece.tokens, work.n_decoded, work.timings(), piece.probs)
-        self.events.append(chunk)
+        task = work.task
+        timings = work.timings() if task.timings_per_token else None
+        self.events.append(Chunk(task.id, piece.text, piece.tokens, work.n_decoded, timings, piece.probs))
 
     def _reason(self, work: Generation, token: Token, now_ms: float) -> StopReason | None:
         """Why the generation ends with this token, if it does. An end-of-generation token wins over the limits."""
-        limits = work.task.limits
+        limits, n_decoded = work.task.limits, work.n_decoded
         if work.text.stopped is not None:
             return StopReason.WORD
         if token in self._eog:
@@ -153,8 +160,9 @@ class Life:
         if len(work.tokens) >= self._books.n_ctx_slot:
             work.truncated = True
             return StopReason.LIMIT
-        is_late = 0 <= limits.t_max_predict_ms < now_ms - work.prompt_done_ms and work.text.has_new_line
-        if 0 <= limits.n_predict <= work.n_decoded or work.text.indent_stop or is_late:
+        if 0 <= limits.n_predict <= n_decoded or work.text.indent_stop:
+            return StopReason.LIMIT
+        if 0 <= limits.t_max_predict_ms < now_ms - work.prompt_done_ms and work.text.has_new_line:
             return StopReason.LIMIT
         return None
 
@@ -162,6 +170,7 @@ class Life:
 
     def _finish(self, slot: Slot, reason: StopReason, now_ms: float) -> None:
         work = slot.work
+        self._books.metrics.raise_to("n_tokens_max", len(work.tokens))
         rest = work.text.finish()
         if work.text.stopped is not None:
             reason = StopReason.WORD

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from corral.engine.cost import NO_FEATURES, Features
 from corral.ids import RowId, SlotId, TaskId
 from corral.ops import Op, Span
 
@@ -82,13 +83,17 @@ class SlotSpan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: admissions, then actions in order, then one forward pass over ``spans`` (ascending rows)."""
+    """One step: admissions, then actions in order, then one forward pass over ``spans`` (ascending rows).
+
+    ``shape`` is what the cost model sees of the pass, which it expects to take ``expected_ms``.
+    """
 
     admissions: tuple[Admission, ...] = ()
     waits: tuple[SlotId, ...] = ()
     actions: tuple[Action, ...] = ()
     spans: tuple[SlotSpan, ...] = ()
     deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
+    shape: Features = NO_FEATURES
     expected_ms: float = 0.0
 
     @property

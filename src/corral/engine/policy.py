@@ -38,8 +38,9 @@ STRETCH = 2.0
 def plan(view: View) -> Plan:
     """What the next step does. An empty plan means that there is nothing to do until something happens."""
     draft = Draft(view)
-    draft.wants.extend(sorted(map(_want, filter(_wants_row, view.slots)), key=lambda w: _serial(view, w)))
-    admit_waiting(draft)
+    draft.wants.extend(map(_want, sorted((s for s in view.slots if s.wants_row), key=lambda s: s.work.serial)))
+    if view.waiting:
+        admit_waiting(draft)
     forget_discarded(draft)
     enforce_budget(draft)
     secure_decoding(draft)
@@ -52,21 +53,14 @@ def plan(view: View) -> Plan:
     if draft.spans:
         demote_cold(draft)
         parts = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in draft.spans]
-        draft.expected_ms = view.cost.predict(features(sorted(parts), view.ledger.traits, draft.ledger.n_used))
+        draft.shape = features(sorted(parts), view.ledger.traits, draft.ledger.n_used)
+        draft.expected_ms = view.cost.predict(draft.shape)
     return draft.finish()
-
-
-def _wants_row(slot: Slot) -> bool:
-    return slot.wants_row
 
 
 def _want(slot: Slot) -> Want:
     work = slot.work
     return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group)
-
-
-def _serial(view: View, want: Want) -> int:
-    return view.slots[want.slot].work.serial
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
@@ -131,11 +125,11 @@ def choose_slot(idle: list[Slot], prompt: tuple[int, ...], min_similarity: float
 def plan_decoding(draft: Draft) -> None:
     """Each slot that generates computes its last token and draws the next."""
     for slot in draft.view.slots:
-        row = draft.row_of(slot) if slot.generation else None
-        if row is None:
+        work = slot.generation
+        if work is None or not work.n_decoded:
             continue
-        work, computed = slot.work, draft.computed(slot)
-        if work.n_decoded and len(work.tokens) - computed == 1:
+        row, computed = draft.row_of(slot), draft.computed(slot)
+        if row is not None and len(work.tokens) - computed == 1:
             span = Span(row, computed, (work.tokens[computed],), 1)
             draft.spans.append(SlotSpan(slot.id, span, (slot.id,)))
 
@@ -153,9 +147,8 @@ def fit_decoding(draft: Draft) -> None:
 
 def plan_prompts(draft: Draft) -> None:
     """Chunks of prompts, those first that would be done first on a shared machine."""
-    view = draft.view
     decoding = {s.slot for s in draft.spans}
-    if decoding and not view.config.cont_batching:
+    if decoding and not draft.view.config.cont_batching:
         return
     prompts = [p for p in _prompts(draft) if p.slot not in decoding]
     n_left = _prompt_budget(draft, prompts)

@@ -48,7 +48,7 @@ def top(row: Floats, k: int) -> Ints:
     """Indices of the k largest of a row (of all for k <= 0), largest first."""
     if not 0 < k < len(row):
         return np.argsort(-row)
-    found = _shortlist(row, k) if k <= len(row) // (4 * N_FOLD) else _reaching(row, _kth(row, k))
+    found = _shortlist(row, k) if k <= len(row) // (4 * N_FOLD) else _reaching(row, _kth(row, k))[0]
     return found[np.argsort(-row[found], kind="stable")[:k]]
 
 
@@ -61,24 +61,44 @@ def _shortlist(row: Floats, k: int) -> Ints:
     n_columns = len(row) // N_FOLD
     highest = row[: N_FOLD * n_columns].reshape(N_FOLD, n_columns).max(axis=0)
     bound = _kth(highest, k)
-    inside = (np.arange(N_FOLD)[:, None] * n_columns + _reaching(highest, bound)).ravel()
+    inside = (np.arange(N_FOLD)[:, None] * n_columns + _reaching(highest, bound)[0]).ravel()
     index = np.concatenate((inside, np.arange(N_FOLD * n_columns, len(row))))
-    return index[_reaching(row[index], bound)]
+    return index[_reaching(row[index], bound)[0]]
+
+
+def candidates_of_all(rows: Floats, k: int) -> tuple[Ints, Floats]:
+    """As ``candidates`` for each of n rows at once: tokens and logits of shape (n, k).
+
+    A few operations on the whole table cost less than a dozen on each row.
+    """
+    n_rows, n_vocab = rows.shape
+    if k > n_vocab // (4 * N_FOLD) or n_vocab % N_FOLD:
+        return _table([candidates(row, k) for row in rows])
+    n_columns = n_vocab // N_FOLD
+    folded = rows.reshape(n_rows, N_FOLD, n_columns)
+    highest = folded.max(axis=1)
+    bound = np.partition(highest, n_columns - k, axis=1)[:, n_columns - k]
+    at_row, at_column = _reaching(highest, bound[:, None])
+    values = folded[at_row, :, at_column]
+    inside, fold = _reaching(values, bound[at_row, None])
+    at_row, tokens, logits = at_row[inside], fold * n_columns + at_column[inside], values[inside, fold]
+    order = np.lexsort((tokens, -logits, at_row))
+    first = np.searchsorted(at_row, np.arange(n_rows))
+    best = order[first[:, None] + np.arange(k)]
+    return tokens[best], logits[best]
 
 
 def _kth(values: Floats, k: int) -> np.float32:
     return np.float32(np.partition(values, len(values) - k)[len(values) - k])
 
 
-def _reaching(values: Floats, bound: np.float32) -> Ints:
+def _reaching(values: Floats, bound: Floats | np.float32) -> tuple[Ints, ...]:
     """Where values are not below the bound; NaN is not, so that no row is left without candidates."""
-    return (~(values < bound)).nonzero()[0]
+    return (~(values < bound)).nonzero()
 
 
 Candidates = tuple[Ints, Floats]
 """Tokens and their logits, the likeliest first."""
-
-NO_CANDIDATES: Candidates = (np.zeros(0, np.intp), np.zeros(0, np.float32))
 
 
 def candidates(row: Floats, k: int) -> Candidates:
@@ -89,8 +109,12 @@ def candidates(row: Floats, k: int) -> Candidates:
 
 def keep(found: Sequence[Candidates], filters: Sequence[Filter]) -> Kept:
     """Apply to the top-k candidates of each row its own filter: top-p, min-p, temperature."""
-    tokens, logits = _table(found)
-    return _filter(tokens, logits, filters, None)
+    return keep_of_all(_table(found), filters)
+
+
+def keep_of_all(table: Candidates, filters: Sequence[Filter]) -> Kept:
+    """The same for candidates in a table of shape (n, width)."""
+    return _filter(*table, filters, None)
 
 
 def keep_wide(row: Floats, f: Filter) -> Kept:

@@ -14,15 +14,15 @@ from typing import TypeVar
 import numpy as np
 
 from corral.engine.probs import (
-    NO_CANDIDATES,
-    Candidates,
     Filter,
     Floats,
     Ints,
     Kept,
     candidates,
+    candidates_of_all,
     draw,
     keep,
+    keep_of_all,
     keep_wide,
     top_kept,
     top_logprobs,
@@ -139,12 +139,24 @@ class Edits:
     A negative ``repeat_last_n`` means ``n_ctx_train``.
     """
 
-    __slots__ = ("_bias", "_biased", "_counts", "_frequency", "_last", "_presence", "_repeat")
+    __slots__ = (
+        "_bias",
+        "_biased",
+        "_counts",
+        "_frequency",
+        "_last",
+        "_only_bans",
+        "_presence",
+        "_repeat",
+        "_touched",
+    )
 
     def __init__(self, sampling: Sampling, banned: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
         biases: dict[Token, float] = {}
         for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in banned)):
             biases[token] = biases.get(token, 0.0) + bias
+        self._touched = frozenset(biases)
+        self._only_bans = all(bias <= 0.0 for bias in biases.values())
         self._biased = np.array(list(biases.keys()), np.intp)
         with np.errstate(over="ignore"):
             self._bias = np.minimum(np.array(list(biases.values())).astype(np.float32), np.float32(FLOAT32_MAX))
@@ -156,19 +168,32 @@ class Edits:
         self._last.extend(prompt[max(0, len(prompt) - n_last) :])
         self._counts = Counter(self._last)
 
-    def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
-        """What ``read`` makes of the edited row, which is as before afterwards: a copy costs more than the edits."""
+    @property
+    def only_bans(self) -> bool:
+        """Whether it only makes some tokens less likely, whatever came before."""
+        return self._only_bans and not self._counts
+
+    def touches(self, token: Token) -> bool:
+        """Whether a bias is on the token."""
+        return token in self._touched
+
+    def apply(self, row: Floats) -> list[tuple[Ints, Floats]]:
+        """Change the row; returns what ``undo`` needs. A copy of the row would cost more than the edits."""
         undo: list[tuple[Ints, Floats]] = []
         if len(self._biased):
             undo.append((self._biased, row[self._biased]))
             row[self._biased] += self._bias
         if self._counts:
             undo.append(self._penalise(row))
+        return undo
+
+    def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
+        """What ``read`` makes of the edited row, which is as before afterwards."""
+        edits = self.apply(row)
         try:
             return read(row)
         finally:
-            for tokens, logits in reversed(undo):
-                row[tokens] = logits
+            undo(row, edits)
 
     def _penalise(self, row: Floats) -> tuple[Ints, Floats]:
         """Returns the tokens and their logits before."""
@@ -190,6 +215,12 @@ class Edits:
                 del self._counts[oldest]
         self._last.append(token)
         self._counts[token] += 1
+
+
+def undo(row: Floats, edits: list[tuple[Ints, Floats]]) -> None:
+    """Make the row what it was before ``Edits.apply``."""
+    for tokens, logits in reversed(edits):
+        row[tokens] = logits
 
 
 def _is_penalised(sampling: Sampling) -> bool:
@@ -214,17 +245,31 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
     picked: dict[int, Picked] = {}
     narrow: list[_Draw] = []
     for at, (i, sampler) in enumerate(rows):
-        if sampler.chain is not None:
-            picked[at] = _chained(sampler, sampler.chain, logits[i])
-            continue
         row, f = logits[i], sampler.filter
-        if f is None:
+        if sampler.chain is not None:
+            picked[at] = _chained(sampler, sampler.chain, row)
+        elif f is None:
             picked[at] = _greedy(row, sampler)
         elif 0 < f.top_k <= N_NARROW:
-            narrow.append(_Draw(at, row, sampler, f, sampler.edits.reading(row, partial(candidates, k=f.top_k))))
+            narrow.append(_Draw(at, i, row, sampler, f))
         else:
-            picked |= _draw([_Draw(at, row, sampler, f)], sampler.edits.reading(row, partial(keep_wide, f=f)))
-    return picked | _draw(narrow, keep([d.found for d in narrow], [d.filter for d in narrow])) if narrow else picked
+            picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.edits.reading(row, partial(keep_wide, f=f)))
+    return picked | _draw(narrow, _keep(logits, narrow)) if narrow else picked
+
+
+def _keep(logits: Floats, draws: Sequence[_Draw]) -> Kept:
+    """What the draws choose from: found together if rows lie side by side and ask for the same number."""
+    filters = [d.filter for d in draws]
+    k, first, n = filters[0].top_k, draws[0].i, len(draws)
+    if n > 1 and all(f.top_k == k for f in filters) and [d.i for d in draws] == list(range(first, first + n)):
+        edits = [d.sampler.edits.apply(d.raw) for d in draws]
+        try:
+            found = candidates_of_all(logits[first : first + n], k)
+        finally:
+            for d, edit in zip(draws, edits, strict=True):
+                undo(d.raw, edit)
+        return keep_of_all(found, filters)
+    return keep([d.sampler.edits.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws], filters)
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
@@ -237,13 +282,13 @@ def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """A draw to be made: the ``at``-th asked for, from ``raw`` with the sampler's edits, where ``found`` stand out."""
+    """A draw to be made: the ``at``-th asked for, from row ``i``, which is ``raw``, with the sampler's edits."""
 
     at: int
+    i: int
     raw: Floats
     sampler: RowSampler
     filter: Filter
-    found: Candidates = NO_CANDIDATES
 
 
 def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
@@ -262,7 +307,9 @@ def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
 
 
 def _greedy(raw: Floats, sampler: RowSampler) -> Picked:
-    token = int(sampler.edits.reading(raw, np.argmax))
+    token = int(raw.argmax())
+    if not sampler.edits.only_bans or sampler.edits.touches(token):
+        token = int(sampler.edits.reading(raw, np.argmax))
     n = sampler.sampling.n_probs
     if n <= 0:
         return Picked(token)

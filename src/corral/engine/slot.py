@@ -71,6 +71,7 @@ class Generation:
     admitted_ms: float
     tokens: list[Token]
     text: TextStream
+    n_prompt: int
     seed: int = 0
     computed: int = 0
     n_cached: int = -1
@@ -83,12 +84,8 @@ class Generation:
     probs: list[TokenProbs] = field(default_factory=list)
 
     @property
-    def n_prompt(self) -> int:
-        return len(self.task.prompt)
-
-    @property
     def n_decoded(self) -> int:
-        return len(self.tokens) - len(self.task.prompt)
+        return len(self.tokens) - self.n_prompt
 
     @property
     def n_pending(self) -> int:

@@ -116,7 +116,7 @@ class ChatDialect:
         return _event({"choices": [choice], **self._tail, **(extra or {})})
 
     def _extra(self, chunk: Chunk) -> Json:
-        return {"timings": timings_json(chunk.timings)} if self._job.params.timings_per_token else {}
+        return {"timings": timings_json(chunk.timings)} if chunk.timings else {}
 
     def _logprobs(self, chunk: Chunk) -> Json:
         return {"logprobs": {"content": probs_json(chunk.probs, self._job.tokenizer)}} if chunk.probs else {}

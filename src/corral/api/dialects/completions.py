@@ -74,7 +74,7 @@ class CompletionsDialect:
             return b'data: {"choices":[{"text":%b%b' % (orjson.dumps(chunk.text), self._after[index])
         logprobs: Json | None = {"content": probs_json(chunk.probs, self._job.tokenizer)} if chunk.probs else None
         body: Json = {"choices": [self._choice(index, chunk.text, logprobs, None)], **self._tail, **self._id}
-        if self._job.params.timings_per_token:
+        if chunk.timings:
             body["timings"] = timings_json(chunk.timings)
         return _event(body)
 

@@ -75,7 +75,7 @@ class NativeDialect:
     def _chunk(self, chunk: Chunk) -> bytes:
         extra: Json = {}
         if not self._is_plain:
-            if self._job.params.timings_per_token:
+            if chunk.timings:
                 extra["timings"] = timings_json(chunk.timings)
             if chunk.probs:
                 extra["completion_probabilities"] = probs_json(chunk.probs, self._job.tokenizer)
