@@ -5,7 +5,7 @@ A history is a setup and a list of operations: short to print, to shrink and to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
@@ -233,6 +233,7 @@ class Player:
     open: dict[TaskId, Heard] = field(default_factory=dict)
     finished: dict[TaskId, tuple[Task, Finished]] = field(default_factory=dict)
     failed: dict[TaskId, Failed] = field(default_factory=dict)
+    starts: dict[TaskId, Started] = field(default_factory=dict)
     kept: dict[CacheKey, list[tuple[Token, ...]]] = field(default_factory=dict)
     n_tasks: int = 0
     n_steps: int = 0
@@ -311,10 +312,13 @@ class Player:
 
     def cancel(self, which: int) -> None:
         if self.open:
-            task = list(self.open)[which % len(self.open)]
-            del self.open[task]
-            self.engine.cancel([task])
-            self.engine.publish()
+            self.forget(list(self.open)[which % len(self.open)])
+
+    def forget(self, task: TaskId) -> None:
+        """Nobody wants this task any more: no event of it may come."""
+        del self.open[task]
+        self.engine.cancel([task])
+        self.engine.publish()
 
     def drain(self) -> Player:
         while self.engine.has_work:
@@ -325,6 +329,13 @@ class Player:
         assert snapshot.n_busy == 0
         private = [row for row in self.engine.books.ledger.rows() if self._key(row).startswith("\0")]
         assert not private, f"rows {private} keep what was not to be kept"
+        return self
+
+    def until(self, reached: Callable[[], bool]) -> Player:
+        """Step until something is so; fails where it never is."""
+        while not reached():
+            assert self.engine.has_work, "everything is over and it never was so"
+            self.step()
         return self
 
     def step(self) -> list[Event]:
@@ -343,7 +354,7 @@ class Player:
         match event:
             case Started():
                 assert heard.started is None, "started twice"
-                heard.started = event
+                heard.started = self.starts[event.task_id] = event
                 self._check_start(heard.task, event)
             case Chunk():
                 assert heard.started is not None, "text before the start"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from tests.props.engine_machine import History, Setup, Submit, histories, play
 
-from corral.engine import executor, policy, pressure, reuse
+from corral.engine import executor, pressure, reuse
 from corral.engine.cells import Cells
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft, Want
@@ -204,7 +204,7 @@ def test_a_failed_pass_that_harms_a_bystander_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_parked_task_that_never_resumes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "_wants_row", lambda slot: slot.wants_row and slot.state is not SlotState.PARKED)
+    monkeypatch.setattr(Slot, "wants_row", property(lambda s: s.state in (SlotState.STARTED, SlotState.WAIT_OTHER)))
     assert finds(histories(unified=True))
 
 

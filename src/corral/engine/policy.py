@@ -69,7 +69,8 @@ def _want(slot: Slot) -> Want:
 def admit_waiting(draft: Draft) -> None:
     """Bind waiting groups to idle slots, in order of arrival; a group that names a slot waits for that one only.
 
-    Nobody overtakes the first that finds no slot but those that name one, and only a bounded number of times.
+    Nobody overtakes the first that finds no slot but those that name one, and only a bounded number of times. One that
+    waits for the slot it names keeps nobody up; one that has it and lacks slots for its siblings does.
     """
     idle = [s for s in draft.view.slots if s.is_idle]
     first: Waiting | None = None
@@ -80,7 +81,7 @@ def admit_waiting(draft: Draft) -> None:
             reason = _admit(draft, waiting, idle, draft.view.waiting[i + 1 :])
         if reason is None:
             continue
-        if first is None and not waiting.names_slot:
+        if first is None and (not waiting.names_slot or reason is Deferral.SIBLINGS):
             first = waiting
         for task in waiting.group:
             draft.deferrals[task.id] = reason

@@ -43,6 +43,8 @@ class Node(Generic[H]):
 def common_prefix(a: Sequence[Token], b: Sequence[Token]) -> int:
     """How many tokens from the start are equal."""
     n = min(len(a), len(b))
+    if type(a) is not type(b):  # a list never equals a tuple
+        a, b = list(a[:n]), list(b[:n])
     if a[:n] == b[:n]:
         return n
     lo, hi = 0, n - 1  # the answer is in [lo, hi]; halves compare at C speed
