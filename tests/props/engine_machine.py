@@ -6,7 +6,7 @@ A history is a setup and a list of operations: short to print, to shrink and to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
@@ -35,6 +35,9 @@ MODEL = SimModel(SimSpec(eos_every=40))
 EOG = MODEL.info.eog_tokens
 STEMS = [tuple(Random(i).choices(range(97, 100), k=160)) for i in range(3)]
 """Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
+
+WILD = Sampling(temperature=2.0, top_k=20, top_p=1.0, min_p=0.0)
+"""The fake's favourite wins about half of the draws."""
 
 MAX_STEPS = 3000
 """Any history here is over long before; more steps mean that nothing moves."""
@@ -288,8 +291,7 @@ class Player:
     def _submit(self, op: Submit, prompt: tuple[Token, ...]) -> list[TaskId]:
         parent = TaskId(self.n_tasks + 1)
         sampling = [
-            Sampling(temperature=0.0) if op.seed is None else Sampling(temperature=1.5, top_k=20, seed=op.seed + i)
-            for i in range(op.n)
+            Sampling(temperature=0.0) if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)
         ]
         group = tuple(
             Task(
