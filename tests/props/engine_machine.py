@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MODEL = SimModel(SimSpec(eos_every=40))
 EOG = MODEL.info.eog_tokens
-STEMS = [tuple(Random(i).choices(range(97, 100), k=160)) for i in range(3)]
+STEMS = [tuple(Random(i).choices(range(97, 100), k=1000)) for i in range(3)]
 """Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
 
 WILD = Sampling(temperature=2.0, top_k=20, top_p=1.0, min_p=0.0)

@@ -1,0 +1,158 @@
+"""The planner's idea of a step's cost: the right pieces, a fit that converges, chunks that keep the target."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.props.engine_machine import Player, Setup, Submit
+
+from corral.engine.cost import PRIOR, CostModel, Features, Part, choose_chunk, features, ubatches
+from corral.ids import RowId
+from corral.ops import Span
+from corral.ports import MemoryTraits
+from corral.sim.ubatch import ubatches as sim_ubatches
+
+MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+
+
+def traits(unified: bool, n_ubatch: int = 512, n_rows: int = 8) -> MemoryTraits:
+    return MemoryTraits(
+        n_cells=4096,
+        n_cells_row=4096 if unified else 512,
+        n_rows=n_rows,
+        n_streams=1 if unified else n_rows,
+        n_batch=2048,
+        n_ubatch=n_ubatch,
+        shared_cells=unified,
+        bytes_per_token=20_000,
+    )
+
+
+def running(n: int, pos: int = 200) -> list[Part]:
+    return [Part(RowId(i), pos, 1) for i in range(n)]
+
+
+@given(
+    sizes=st.dictionaries(st.integers(0, 7), st.integers(1, 40), min_size=1),
+    n_ubatch=st.integers(1, 16),
+    unified=st.booleans(),
+)
+def test_pieces_are_those_that_the_memory_computes(sizes: dict[int, int], n_ubatch: int, unified: bool) -> None:
+    """Positions go on where the piece before left off."""
+    shape = traits(unified, n_ubatch)
+    parts = [Part(RowId(row), 3, n) for row, n in sorted(sizes.items())]
+    spans = [Span(part.row, part.pos0, (1,) * part.n_tokens) for part in parts]
+    pieces = ubatches(parts, shape)
+    assert [[(p.row, p.n_tokens) for p in piece] for piece in pieces] == sim_ubatches(spans, shape)
+    ends = dict.fromkeys((part.row for part in parts), 3)
+    for part in (part for piece in pieces for part in piece):
+        assert part.pos0 == ends[part.row]
+        ends[part.row] += part.n_tokens
+    assert features(parts, shape, 0).n_ubatches == len(pieces)
+    assert features(parts, shape, 0).n_tokens == sum(sizes.values())
+
+
+def test_every_pair_of_a_query_and_a_cell_is_counted_once() -> None:
+    split, unified = traits(unified=False), traits(unified=True)
+    parts = [Part(RowId(0), 10, 2), Part(RowId(1), 0, 3)]
+    n_pairs = (11 + 12) + (1 + 2 + 3)
+    assert features(parts, split, 10).seen == n_pairs
+    assert features(parts, split, 10).masked == 0
+    f = features(parts, unified, 10)
+    assert f.seen == n_pairs
+    assert f.masked == 5 * 15 - n_pairs
+
+
+@given(st.data())
+def test_the_fit_comes_close_to_a_machine_that_differs_from_the_prior(data: st.DataObject) -> None:
+    truth = Features(*(w * data.draw(st.floats(0.2, 5.0)) for w in PRIOR))
+    shape = traits(unified=True)
+    model, oracle = CostModel(shape), CostModel(shape)
+    oracle.weights = truth
+    steps = [
+        features([*running(n, pos), *([Part(RowId(7), pos, chunk)] if chunk else [])], shape, 300)
+        for n in (1, 2, 4)
+        for pos in (10, 200, 900)
+        for chunk in (0, 8, 32, 64, 256)
+    ]
+    for _ in range(60):
+        for f in steps:
+            model.learn(f, oracle.predict(f))
+    assert all(w > 0 for w in model.weights)
+    for f in steps:
+        assert model.predict(f) == pytest.approx(oracle.predict(f), rel=0.25)
+
+
+def test_the_first_step_sets_the_scale_and_one_slow_step_does_not_spoil_it() -> None:
+    model = CostModel(traits(unified=True))
+    f = features(running(4), model.traits, 800)
+    model.learn(f, 100.0)
+    assert model.predict(f) == pytest.approx(100.0)
+    model.learn(f, 100_000.0)
+    assert model.predict(f) < 120.0
+    model.learn(f, 0.0)
+    assert model.predict(f) < 120.0
+
+
+@given(
+    unified=st.booleans(),
+    n_running=st.integers(1, 6),
+    n_left=st.integers(1, 3000),
+    n_max=st.integers(1, 512),
+    target_ms=st.floats(1.0, 2000.0),
+    scale=st.floats(0.01, 10.0),
+)
+def test_n4_a_chunk_keeps_the_target_wherever_one_can(
+    unified: bool, n_running: int, n_left: int, n_max: int, target_ms: float, scale: float
+) -> None:
+    cost = CostModel(traits(unified))
+    cost.weights = Features(*(w * scale for w in PRIOR))
+    choice = choose_chunk(cost, running(n_running), RowId(7), 0, n_left, n_max, 1000, target_ms)
+    assert 1 <= choice.n_tokens <= min(n_left, n_max)
+    parts = [*running(n_running), Part(RowId(7), 0, choice.n_tokens)]
+    assert choice.step_ms == pytest.approx(cost.predict(features(parts, cost.traits, 1000)))
+    one = cost.predict(features([*running(n_running), Part(RowId(7), 0, 1)], cost.traits, 1000))
+    if one <= target_ms:
+        assert choice.step_ms <= 1.5 * target_ms
+
+
+@MEMORIES
+def test_n4_a_chunk_fills_the_tiles_of_the_kernel(unified: bool) -> None:
+    """On split KV one token goes with the others and the rest alone; on unified KV all go together."""
+    cost = CostModel(traits(unified))
+    for target_ms in (150.0, 250.0, 400.0):
+        n = choose_chunk(cost, running(3), RowId(7), 0, 5000, 480, 1000, target_ms).n_tokens
+        assert 60 < n < 480
+        assert (n - 1) % 64 == 0 if not unified else (n + 3) % 64 == 0
+
+
+@MEMORIES
+def test_n4_without_a_tight_target_the_whole_prompt_goes_at_once(unified: bool) -> None:
+    cost = CostModel(traits(unified))
+    assert choose_chunk(cost, running(3), RowId(7), 0, 300, 500, 1000, 1e6).n_tokens == 300
+    assert choose_chunk(cost, running(3), RowId(7), 0, 300, 0, 1000, 1e6).n_tokens == 0
+
+
+@MEMORIES
+def test_n4_running_streams_keep_their_pace_beside_a_long_prompt(unified: bool) -> None:
+    """In virtual time, with gaps measured between a running task's tokens; unchunked it would be 1.3 s."""
+    target_ms = 250.0
+    setup = Setup(unified, n_slots=2, n_ctx=1200, n_spare=1, n_batch=1024, n_ubatch=512, itl_target_ms=target_ms)
+    player = Player(setup)
+    (first,) = player.submit(Submit(n_prompt=20, n_predict=100))
+    player.until(lambda: first in player.open and len(player.open[first].tokens) > 3)
+    (long,) = player.submit(Submit(stem=1, n_prompt=800, n_predict=2))
+    gaps_ms: list[float] = []
+
+    def long_has_a_token() -> bool:
+        gaps_ms.append(player.engine._clock.now_ms())
+        return long in player.finished
+
+    player.until(long_has_a_token)
+    assert first in player.open, "the running stream ended before it could be disturbed"
+    assert max(b - a for a, b in pairwise(gaps_ms)) <= target_ms
+    assert len(gaps_ms) < 15, "the chunks are smaller than the target asks for"
+    player.drain()
