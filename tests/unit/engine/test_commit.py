@@ -1,0 +1,106 @@
+"""What a failed step does: it is repeated smaller or ends the tasks of its batch, and harms nobody else."""
+
+from __future__ import annotations
+
+import pytest
+from tests.props.engine_machine import Player, Setup, Submit
+
+from corral.engine.commit import MAX_NO_ROOM
+from corral.errors import DecodeFailed
+from corral.ids import TaskId
+from corral.ports import DecodeStatus
+
+MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+NO_ROOM, ABORTED, FAILED, INVALID = (
+    DecodeStatus.NO_ROOM,
+    DecodeStatus.ABORTED,
+    DecodeStatus.FAILED,
+    DecodeStatus.INVALID,
+)
+
+
+@MEMORIES
+@pytest.mark.parametrize("status", [ABORTED, FAILED, INVALID])
+def test_n6_s21_a_failed_pass_ends_the_tasks_of_its_batch_and_no_other(unified: bool, status: DecodeStatus) -> None:
+    """The answers of the others are checked against what they would be alone."""
+    faults = ((6, status),)
+    player = Player(Setup(unified, n_slots=2, n_ctx=100, n_spare=2, n_batch=64, n_ubatch=64, faults=faults))
+    running = [player.submit(Submit(stem=i, n_prompt=10, n_predict=20))[0] for i in (0, 1)]
+    waiting = [player.submit(Submit(stem=i, n_prompt=14, n_predict=20))[0] for i in (2, 0)]
+    player.drain()
+    assert set(player.failed) == set(running)
+    assert all(isinstance(player.failed[t].error, DecodeFailed) for t in running)
+    assert set(player.finished) == set(waiting)
+
+
+@MEMORIES
+def test_n6_a_slot_without_a_share_of_the_failed_batch_goes_on(unified: bool) -> None:
+    """With continuous batching off a prompt waits while another generates, and does not fall with it."""
+    setup = Setup(unified, n_slots=2, n_ctx=100, n_batch=8, n_ubatch=8, cont_batching=False, faults=((9, FAILED),))
+    player = Player(setup)
+    (first,) = player.submit(Submit(n_prompt=8, n_predict=30))
+    player.until(lambda: first in player.open and bool(player.open[first].tokens))
+    (second,) = player.submit(Submit(stem=1, n_prompt=30, n_predict=5))
+    player.drain()
+    assert set(player.failed) == {first}
+    assert set(player.finished) == {second}
+
+
+@MEMORIES
+@pytest.mark.parametrize("status", [ABORTED, FAILED])
+def test_s21_what_a_failed_pass_left_behind_is_not_reused(unified: bool, status: DecodeStatus) -> None:
+    """It strikes at the second piece of the batch: the first is stored, and must be cut off again."""
+    faults = tuple((n, status) for n in (1, 3))
+    player = Player(Setup(unified, n_slots=1, n_ctx=100, n_batch=64, n_ubatch=8, faults=faults))
+    for _ in range(6):
+        player.play([Submit(n_prompt=40, n_predict=3)])
+    assert player.failed
+    assert player.finished
+
+
+def test_s21_no_room_is_tried_again_smaller_and_harms_nobody() -> None:
+    faults = tuple((n, NO_ROOM) for n in (2, 5, 6, 9))
+    player = Player(Setup(unified=True, n_slots=3, n_ctx=64, n_spare=3, faults=faults))
+    for stem in range(3):
+        player.submit(Submit(stem=stem, n_prompt=12, n_predict=15))
+    player.drain()
+    assert len(player.finished) == 3
+
+
+def test_s21_no_room_makes_room_by_evicting_what_is_cold() -> None:
+    player = Player(Setup(unified=True, n_slots=2, n_ctx=100, n_spare=2, faults=((8, NO_ROOM), (9, NO_ROOM))))
+    player.play([Submit(n_prompt=45, n_predict=1)])
+    player.play([Submit(stem=1, n_prompt=48, n_predict=7)])
+    assert len(player.finished) == 2
+    assert not player.failed
+
+
+def test_s21_where_there_is_never_room_the_youngest_task_is_given_up_and_the_rest_goes_on() -> None:
+    faults = tuple((n, NO_ROOM) for n in range(4, 4 + MAX_NO_ROOM))
+    player = Player(Setup(unified=True, n_slots=2, n_ctx=100, n_spare=2, n_batch=64, n_ubatch=64, faults=faults))
+    old, young = (player.submit(Submit(stem=i, n_prompt=10, n_predict=15))[0] for i in (0, 1))
+    player.drain()
+    assert set(player.failed) == {young}
+    assert "Context size has been exceeded" in str(player.failed[young].error)
+    assert set(player.finished) == {old}
+
+
+@MEMORIES
+def test_a_snapshot_that_cannot_be_loaded_is_forgotten_and_the_prompt_computed(unified: bool) -> None:
+    player = Player(Setup(unified, n_slots=1, n_ctx=60, bad_loads=frozenset({0}), faults=((999, FAILED),)))
+    player.play([Submit(n_prompt=45, n_predict=1)]).play([Submit(stem=1, n_prompt=45, n_predict=1)])
+    player.play([Submit(n_prompt=45, n_predict=1)])
+    assert set(player.finished) == {TaskId(1), TaskId(2), TaskId(3)}
+    assert player.context.n_loads > 0
+
+
+@MEMORIES
+def test_s21_a_batch_is_computed_in_pieces_the_memory_takes(unified: bool) -> None:
+    player = Player(Setup(unified, n_slots=4, n_ctx=200 if unified else 100, n_batch=8, n_ubatch=4))
+    for i in range(4):
+        player.submit(Submit(stem=i % 3, n_prompt=40, n_predict=6, tail=(100 + i,)))
+    while player.engine.has_work:
+        player.step()
+        assert player.engine.last_plan.n_tokens <= 8
+    player.drain()
+    assert len(player.finished) == 4
