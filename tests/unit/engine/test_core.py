@@ -1,0 +1,164 @@
+"""What the engine takes in: bounds, bad requests, cancels before the first step, and what anyone may read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from corral.config import ContextConfig, EngineConfig
+from corral.engine.core import Engine
+from corral.errors import CorralError, ExceedContext, InvalidRequest, ServerError, Unavailable
+from corral.events import Event, Failed, Finished, StopReason
+from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
+from corral.sim.clock import VirtualClock
+from corral.sim.model import SimModel
+from corral.tasks import Limits, Sampling, Task
+
+PROMPT = (97, 98, 99)
+
+
+def engine(n_slots: int = 2, max_queue: int = 1024, n_ctx: int = 64) -> Engine:
+    model, clock = SimModel(), VirtualClock()
+    context = model.new_context(ContextConfig(n_ctx=n_ctx, n_slots=n_slots, n_rows=n_slots, n_batch=32), clock)
+    return Engine(model, context, clock, EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True))
+
+
+def task(i: int, prompt: tuple[Token, ...] = PROMPT, n_predict: int = 4) -> Task:
+    return Task(TaskId(i), prompt, sampling=Sampling(temperature=0), limits=Limits(n_predict))
+
+
+def ends(core: Engine) -> dict[TaskId, Event]:
+    found: dict[TaskId, Event] = {}
+    while core.has_work:
+        found |= {e.task_id: e for e in core.step() if isinstance(e, Finished | Failed)}
+    return found
+
+
+def refusal(core: Engine, *group: Task) -> CorralError:
+    """The error of the first of a group, which must come with the next step."""
+    core.submit(group)
+    ids = [t.id for t in group]
+    events = [e for e in core.step() if e.task_id in ids]
+    assert [e.task_id for e in events] == ids
+    (first, *_) = events
+    assert isinstance(first, Failed)
+    return first.error
+
+
+@pytest.mark.parametrize("token", [-1, 272, 1 << 40])
+def test_a_token_outside_the_vocabulary_is_a_bad_request(token: int) -> None:
+    error = refusal(engine(), task(1, (97, token, 98)))
+    assert isinstance(error, InvalidRequest)
+    assert str(token) in str(error)
+
+
+def test_a_prompt_over_the_context_is_refused_with_both_numbers() -> None:
+    error = refusal(engine(n_ctx=64), task(1, (97,) * 64))
+    assert isinstance(error, ExceedContext)
+    assert error.extra == {"n_prompt_tokens": 64, "n_ctx": 64}
+
+
+def test_s8_more_siblings_than_slots_are_refused_all_together() -> None:
+    core = engine(n_slots=2)
+    parent = task(1)
+    error = refusal(core, parent, *(replace(task(i), parent=parent.id, index=i - 1) for i in (2, 3)))
+    assert isinstance(error, InvalidRequest)
+    assert "-np" in str(error)
+    assert not core.books.samplers
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_that_does_not_exist_is_a_bad_request(slot: int) -> None:
+    assert isinstance(refusal(engine(n_slots=2), replace(task(1), id_slot=SlotId(slot))), InvalidRequest)
+
+
+def test_a_grammar_that_does_not_compile_is_a_bad_request() -> None:
+    core = engine()
+    parent, bad = task(1), replace(task(2), parent=TaskId(1), sampling=Sampling(grammar="root ::= [a-z]+"))
+    assert isinstance(refusal(core, parent, bad), InvalidRequest)
+    assert not core.books.samplers, "the sampler of the first sibling was left open"
+
+
+def test_an_empty_prompt_gets_an_empty_answer() -> None:
+    core = engine()
+    core.submit((task(1, ()),))
+    (event,) = core.step()
+    assert isinstance(event, Finished)
+    assert (event.text, event.tokens, event.reason) == ("", (), StopReason.NONE)
+    assert not core.has_work
+
+
+def test_s7_tasks_beyond_the_queue_are_refused_and_told_when_to_come_again() -> None:
+    core = engine(n_slots=2, max_queue=3)
+    for i in range(1, 6):
+        core.submit((task(i),))
+    error = refusal(core, task(6))
+    assert isinstance(error, Unavailable)
+    assert error.retry_after_s is not None
+    assert 1 <= error.retry_after_s <= 600
+    found = ends(core)
+    assert [found[TaskId(i)].__class__ for i in range(1, 6)] == [Finished] * 5
+    assert core.snapshot.counters.n_refused == 1
+    core.submit((task(7),))
+    assert isinstance(ends(core)[TaskId(7)], Finished)
+
+
+def test_a_queue_of_0_still_serves_the_slots() -> None:
+    core = engine(n_slots=2, max_queue=0)
+    for i in (1, 2, 3):
+        core.submit((task(i),))
+    found = ends(core)
+    assert [isinstance(found[TaskId(i)], Finished) for i in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_task_cancelled_before_the_first_step_is_never_heard_of() -> None:
+    core = engine()
+    core.submit((task(1),))
+    core.submit((task(2, (97,) * 64),))
+    core.cancel([TaskId(1), TaskId(2), TaskId(99)])
+    assert not core.has_work
+    assert core.step() == []
+    assert not core.books.samplers
+
+
+def test_s3_what_was_published_does_not_change_any_more() -> None:
+    core = engine(n_slots=1)
+    core.submit((task(1),))
+    core.submit((task(2),))
+    core.step()
+    read = core.snapshot
+    assert read.waiting == (TaskId(2),)
+    before = repr(read)
+    ends(core)
+    assert repr(read) == before
+    assert core.snapshot.waiting == ()
+
+
+def test_when_the_engine_cannot_go_on_every_task_is_told() -> None:
+    core = engine(n_slots=1)
+    for i in (1, 2, 3):
+        core.submit((task(i),))
+    core.step()
+    events = core.fail_all(ServerError("broken"))
+    assert {e.task_id for e in events} == {1, 2, 3}
+    assert not core.has_work
+    assert core.snapshot.n_busy == 0
+    core.submit((task(4),))
+    assert isinstance(ends(core)[TaskId(4)], Finished)
+
+
+def test_a_context_with_fewer_rows_than_slots_is_an_error_of_ours() -> None:
+    model, clock = SimModel(), VirtualClock()
+    context = model.new_context(ContextConfig(n_ctx=64, n_slots=2, n_rows=2), clock)
+    with pytest.raises(ValueError, match="rows"):
+        Engine(model, context, clock, EngineConfig(n_slots=3))
+
+
+def test_a_closed_engine_frees_samplers_and_context() -> None:
+    core = engine()
+    core.submit((replace(task(1), cache_key=CacheKey("a")),))
+    core.close()
+    assert not core.books.samplers
+    with pytest.raises(ValueError, match="closed"):
+        core._context.bounds(RowId(0))
