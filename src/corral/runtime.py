@@ -45,8 +45,7 @@ class Runtime:
         except BaseException:
             loaded.close()
             raise
-        memory.warmup()
-        return _start(loaded, memory, SystemClock(), engine)
+        return _start(loaded, memory, SystemClock(), engine, memory.warmup)
 
     @staticmethod
     def simulated(context: ContextConfig, engine: EngineConfig, seed: int = 0) -> Runtime:
@@ -62,8 +61,10 @@ class Runtime:
         self.model.close()
 
 
-def _start(model: Model, context: Context, clock: Clock, config: EngineConfig) -> Runtime:
+def _start(
+    model: Model, context: Context, clock: Clock, config: EngineConfig, first: Callable[[], None] | None = None
+) -> Runtime:
     engine = Engine(model, context, clock, config)
     thread = EngineThread(engine)
-    thread.start()
+    thread.start(first)
     return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row)
