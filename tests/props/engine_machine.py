@@ -11,6 +11,7 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -35,6 +36,9 @@ MODEL = SimModel(SimSpec(eos_every=40))
 EOG = MODEL.info.eog_tokens
 STEMS = [tuple(Random(i).choices(range(97, 100), k=1000)) for i in range(3)]
 """Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
+
+PATIENT = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""For properties outside of this directory: a busy machine is no failure."""
 
 WILD = Sampling(temperature=2.0, top_k=20, top_p=1.0, min_p=0.0)
 """The fake's favourite wins about half of the draws."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from tests.props.engine_machine import History, Setup, Submit, histories, play
 
-from corral.engine import executor, pressure, reuse
+from corral.engine import pressure, reuse
 from corral.engine.cells import Cells
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft, Want
@@ -25,6 +25,7 @@ from corral.engine.ledger import Holder, KvLedger, Lease
 from corral.engine.life import Life
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.radix import Level
+from corral.engine.sampling import pick_rows
 from corral.engine.slot import Generation, Slot
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
@@ -209,8 +210,7 @@ def test_a_parked_task_that_never_resumes_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_siblings_that_draw_from_the_wrong_logits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = executor.pick_rows
-    monkeypatch.setattr(executor, "pick_rows", lambda logits, rows: pick(logits[::-1], rows))
+    monkeypatch.setattr("corral.engine.executor.pick_rows", lambda logits, rows: pick_rows(logits[::-1], rows))
     assert finds(BOTH)
 
 

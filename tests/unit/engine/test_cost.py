@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import Player, Setup, Submit
+from tests.props.engine_machine import PATIENT, Player, Setup, Submit
 
 from corral.engine.cost import PRIOR, CostModel, Features, Part, choose_chunk, features, ubatches
 from corral.ids import RowId
@@ -40,6 +40,7 @@ def running(n: int, pos: int = 200) -> list[Part]:
     n_ubatch=st.integers(1, 16),
     unified=st.booleans(),
 )
+@PATIENT
 def test_pieces_are_those_that_the_memory_computes(sizes: dict[int, int], n_ubatch: int, unified: bool) -> None:
     """Positions go on where the piece before left off."""
     shape = traits(unified, n_ubatch)
@@ -67,6 +68,7 @@ def test_every_pair_of_a_query_and_a_cell_is_counted_once() -> None:
 
 
 @given(st.data())
+@PATIENT
 def test_the_fit_comes_close_to_a_machine_that_differs_from_the_prior(data: st.DataObject) -> None:
     truth = Features(*(w * data.draw(st.floats(0.2, 5.0)) for w in PRIOR))
     shape = traits(unified=True)
@@ -105,6 +107,7 @@ def test_the_first_step_sets_the_scale_and_one_slow_step_does_not_spoil_it() -> 
     target_ms=st.floats(1.0, 2000.0),
     scale=st.floats(0.01, 10.0),
 )
+@PATIENT
 def test_n4_a_chunk_keeps_the_target_wherever_one_can(
     unified: bool, n_running: int, n_left: int, n_max: int, target_ms: float, scale: float
 ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import History, Player, Setup, Submit, histories
+from tests.props.engine_machine import PATIENT, History, Player, Setup, Submit, histories
 
 from corral.engine.books import Books
 from corral.engine.plan import Deferral
@@ -51,7 +51,7 @@ class Doubting(Player):
 
 
 @given(st.booleans().flatmap(lambda unified: histories(unified=unified)))
-@settings(max_examples=30, deadline=None)
+@PATIENT
 def test_n10_a_plan_depends_on_the_view_alone_and_changes_nothing(history: History) -> None:
     Doubting(history.setup).play(history.ops)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from tests.props.engine_machine import STEMS, Player, Reply, Setup, Submit
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.props.engine_machine import PATIENT, STEMS, Player, Reply, Setup, Submit, ops
 
+from corral.engine.ledger import Tier
 from corral.engine.plan import Begin
 from corral.engine.radix import common_prefix
 from corral.engine.reuse import n_runs
+from corral.engine.slot import prefix_key
 from corral.engine.state import SlotState
+from corral.events import Event, Started
 from corral.ids import RowId, TaskId
 from corral.ops import Copy, Load, Save
+from corral.tasks import Task
 
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
 
@@ -43,6 +49,29 @@ def test_s14_a_longer_prompt_computes_what_is_new(unified: bool) -> None:
     player = Player(Setup(unified=unified, n_slots=2, n_ctx=100)).play([Submit(n_prompt=30, n_predict=1)])
     (longer,) = player.submit(Submit(n_prompt=50, n_predict=1))
     assert n_cached(player, longer) == 30
+
+
+class Thrifty(Player):
+    """One slot: whoever begins gets the longest prefix that a row, or on split KV anything, holds."""
+
+    def step(self) -> list[Event]:
+        best = {w.group[0].id: self.longest(w.group[0]) for w in self.engine.books.waiting}
+        events = super().step()
+        for start in (e for e in events if isinstance(e, Started) and e.task_id in best):
+            assert start.n_cached >= best[start.task_id], f"{start}, but {best[start.task_id]} tokens were there"
+        return events
+
+    def longest(self, task: Task) -> int:
+        levels = self.engine.books.ledger.match(prefix_key(task), list(task.prompt[:-1]))
+        near = [v for v in levels if not self.setup.unified or any(h.tier is Tier.ROW for h in v.holders)]
+        return near[-1].n if near else 0
+
+
+@given(unified=st.booleans(), data=st.data())
+@PATIENT
+def test_s14_the_longest_prefix_there_is_is_reused(unified: bool, data: st.DataObject) -> None:
+    setup = Setup(unified=unified, n_slots=1, n_ctx=64, n_spare=3)
+    Thrifty(setup).play(data.draw(st.lists(ops(setup), min_size=4, max_size=24)))
 
 
 @MEMORIES
@@ -95,9 +124,11 @@ def test_n1_on_unified_kv_a_fork_from_a_busy_row_shares_its_cells() -> None:
     player.submit(Submit(n_prompt=30, tail=(100, 101, 102), n_predict=5))
     n_before = player.engine.snapshot.n_used
     player.step()
-    begin = next(a for a in player.engine.last_plan.actions if isinstance(a.effect, Begin))
-    assert [type(op) for op in begin.ops] == [Copy]
-    assert begin.effect.n_reused == 27
+    ((n_reused, begun_by),) = [
+        (a.effect.n_reused, a.ops) for a in player.engine.last_plan.actions if isinstance(a.effect, Begin)
+    ]
+    assert [type(op) for op in begun_by] == [Copy]
+    assert n_reused == 27
     assert player.engine.snapshot.n_used - n_before == 1 + 3, "shared cells were taken a second time"
     player.drain()
 
@@ -109,9 +140,9 @@ def test_n1_on_split_kv_a_fork_from_a_busy_row_travels_as_bytes(cache_ram_bytes:
     player.until(lambda: busy in player.open and len(player.open[busy].tokens) > 3)
     (fork,) = player.submit(Submit(n_prompt=30, tail=(100, 101, 102), n_predict=5))
     player.step()
-    ops = [op for action in player.engine.last_plan.actions for op in action.ops]
-    assert any(isinstance(op, Save) for op in ops)
-    assert any(isinstance(op, Load) for op in ops)
+    done = [type(op) for action in player.engine.last_plan.actions for op in action.ops]
+    assert Save in done
+    assert Load in done
     assert n_cached(player, fork) == 27
     assert cache_ram_bytes or not player.engine.snapshot.n_snapshots, "bytes in a tier that is switched off"
 
