@@ -63,7 +63,8 @@ class EngineConfig:
     ``itl_target_ms``: while a slot generates, a step (and so a gap between two tokens) should not exceed it.
     ``max_queue``: tasks that may wait for a slot; more are refused with 503. ``cache_ram_bytes``: budget of the RAM
     tier, 0 switches it off, < 0 means no limit. ``min_shared_prefill`` tokens must be missing before a task waits for
-    another slot that computes them.
+    another slot that computes them. Prefixes shorter than ``min_reuse`` are computed again: to bring them costs as
+    much, and rows of unequal length make more ubatches.
     """
 
     n_slots: int = 4
@@ -73,6 +74,7 @@ class EngineConfig:
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
     min_shared_prefill: int = 32
+    min_reuse: int = 8
     audit: bool = False
 
 

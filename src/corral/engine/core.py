@@ -27,6 +27,9 @@ from corral.ops import Trim
 from corral.ports import Clock, Context, Model
 from corral.tasks import Task, TaskGroup
 
+LINGER = 0.05
+MAX_LINGER_MS = 10.0
+
 
 class Engine:
     """Not thread-safe: one thread calls it (``thread.EngineThread`` does).
@@ -116,6 +119,17 @@ class Engine:
             waiting.group = tuple(t for t in waiting.group if t.id not in gone)
         books.waiting = [w for w in books.waiting if w.group]
         self._life.events = [e for e in self._life.events if e.task_id not in gone]
+
+    def linger_ms(self) -> float:
+        """How long a step may wait for company: while nobody runs, a small part of what those that wait will take.
+
+        Prompts that arrive together are computed together; one alone loses next to nothing.
+        """
+        books = self.books
+        if not books.waiting or any(not s.is_idle for s in books.slots):
+            return 0.0
+        n_tokens = sum(len(w.group[0].prompt) for w in books.waiting)
+        return min(MAX_LINGER_MS, LINGER * books.cost.weights.n_tokens * n_tokens)
 
     @property
     def has_work(self) -> bool:

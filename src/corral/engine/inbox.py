@@ -77,11 +77,12 @@ class Inbox:
             self._messages.clear()
             return messages
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return when there is a message, the box is closed, or the time is over."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return when there is a message, the box is closed, or the time is over; True if there is a message."""
         with self._changed:
             if not self._messages and not self._cancels and not self._is_closed:
                 self._changed.wait(timeout_s)
+            return bool(self._messages or self._cancels)
 
     def close(self) -> None:
         """Take no more groups and wake the reader."""

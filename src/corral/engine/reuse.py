@@ -73,8 +73,9 @@ def begin(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
 
 
 def _levels(draft: Draft, want: Want) -> list[Level[Holder]]:
-    """Who holds beginnings of the wanted tokens but the last, which is always computed: its logits are needed."""
-    return draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+    """Who holds beginnings worth taking of the wanted tokens but the last, which is computed for its logits."""
+    levels = draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
+    return [level for level in levels if level.n >= draft.view.config.min_reuse]
 
 
 def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:

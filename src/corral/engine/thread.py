@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -90,6 +91,7 @@ class EngineThread:
         while not self._is_cut.is_set():
             self._take_in()
             if self._engine.has_work:
+                self._linger()
                 self._step()
             elif self._inbox.is_closed:
                 break
@@ -112,6 +114,12 @@ class EngineThread:
                         self._sinks.pop(task, None)
         if messages:
             self._engine.publish()
+
+    def _linger(self) -> None:
+        """Wait a little for company, until nobody else has come for a millisecond."""
+        start = time.monotonic()
+        while (time.monotonic() - start) * 1000 < self._engine.linger_ms() and self._inbox.wait(0.001):
+            self._take_in()
 
     def _step(self) -> None:
         try:

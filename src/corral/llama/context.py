@@ -53,6 +53,8 @@ class LlamaContext:
         self._batch = Batch(self._traits.n_batch)
         self._ends = [0] * self._traits.n_rows
         self._n_readable = -1
+        self._logits_at = 0
+        self._views: dict[int, Logits] = {}
 
     @property
     def traits(self) -> MemoryTraits:
@@ -99,8 +101,14 @@ class LlamaContext:
         if self._n_readable == 0:
             return np.empty((0, self._n_vocab), np.float32)
         first = library.address(lib.llama_get_logits(self._handle))
-        values = (ctypes.c_float * (self._n_readable * self._n_vocab)).from_address(first)
-        return np.frombuffer(memoryview(values), np.float32).reshape(self._n_readable, self._n_vocab)
+        if first != self._logits_at:
+            self._logits_at, self._views = first, {}
+        view = self._views.get(self._n_readable)
+        if view is None:
+            values = (ctypes.c_float * (self._n_readable * self._n_vocab)).from_address(first)
+            view = np.frombuffer(memoryview(values), np.float32).reshape(self._n_readable, self._n_vocab)
+            self._views[self._n_readable] = view
+        return view
 
     def bounds(self, row: RowId) -> tuple[int, int]:
         self._check_row(row)
