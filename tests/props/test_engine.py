@@ -31,6 +31,7 @@ from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
 from corral.ids import CacheKey, RowId
 from corral.ops import Op, Trim
+from corral.ports import DecodeStatus
 
 N_HISTORIES = max(60, settings.default.max_examples if settings.default else 0)
 
@@ -226,4 +227,12 @@ def test_a_row_that_was_emptied_to_load_another_prefix_is_not_copied_from() -> N
     """Room for a snapshot was made by evicting the row that would have been the next best source."""
     setup = Setup(n_slots=5, n_ctx=100, n_spare=3, cache_ram_bytes=1000, itl_target_ms=5.0)
     prompts = (Submit(n_prompt=1, n_predict=0), Submit(n_prompt=92, n_predict=0), Submit(n_prompt=53, n_predict=-1))
+    play(History(setup, prompts))
+
+
+def test_the_margin_after_no_room_does_not_keep_two_prompts_from_each_other() -> None:
+    """A task began as if it were alone, and left the one that was there too little room to go on: for ever."""
+    faults = tuple((n, DecodeStatus.NO_ROOM) for n in (1, 2, 11, 12))
+    setup = Setup(n_slots=5, n_ctx=40, n_batch=64, n_ubatch=64, faults=faults)
+    prompts = (Submit(n_prompt=14), Submit(n_prompt=37, n=2), Submit(stem=1, n_prompt=37), Submit(n_prompt=3, n=3))
     play(History(setup, prompts))

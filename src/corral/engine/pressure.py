@@ -13,9 +13,12 @@ MIN_KEPT_TOKENS = 16
 """Shorter prefixes are computed again sooner than they are worth an entry."""
 
 
-def n_available(draft: Draft) -> int:
-    """Cells free now in a shared pool, less the margin (none for one that is alone: it could not do with less)."""
-    n_margin = draft.view.n_margin if len(draft.ledger.leased_rows()) > 1 else 0
+def n_available(draft: Draft, n_joining: int = 0) -> int:
+    """Cells free now in a shared pool, less the margin (none for one that is alone: it could not do with less).
+
+    ``n_joining``: rows about to be leased; who begins beside others must leave the margin to them.
+    """
+    n_margin = draft.view.n_margin if len(draft.ledger.leased_rows()) + n_joining > 1 else 0
     return draft.ledger.traits.n_cells - draft.ledger.n_used - n_margin
 
 

@@ -132,7 +132,7 @@ def _has_room(draft: Draft, want: Want, n_shared: int, source: RowId | None) -> 
     if n_running == 0:  # alone it fits: longer prompts were refused
         return True
     n_headroom = HEADROOM * (n_running + 1)
-    n_room = n_available(draft) + ledger.n_reclaimable(spared=source)
+    n_room = n_available(draft, n_joining=1) + ledger.n_reclaimable(spared=source)
     return len(want.tokens) - n_shared + n_headroom <= n_room
 
 
