@@ -68,7 +68,7 @@ class EngineConfig:
     """
 
     n_slots: int = 4
-    itl_target_ms: float = 250.0
+    itl_target_ms: float = 400.0
     max_queue: int = 1024
     cache_ram_bytes: int = 8192 * MIB
     cont_batching: bool = True

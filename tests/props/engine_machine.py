@@ -60,6 +60,7 @@ class Setup:
     itl_target_ms: float = 20.0
     cache_ram_bytes: int = -1
     min_shared_prefill: int = 4
+    min_reuse: int = 1
     cont_batching: bool = True
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
@@ -140,6 +141,7 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         itl_target_ms=draw(st.sampled_from([5.0, 20.0, 100.0, 1000.0])),
         cache_ram_bytes=draw(st.sampled_from([-1, 0, 400, 1000])),
         min_shared_prefill=draw(st.sampled_from([1, 4, 32])),
+        min_reuse=draw(st.sampled_from([1, 1, 8])),
         cont_batching=draw(st.integers(0, 7)) > 0,
         faults=tuple(sorted(faults.items())),
         bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
@@ -263,6 +265,7 @@ class Player:
             cache_ram_bytes=setup.cache_ram_bytes,
             cont_batching=setup.cont_batching,
             min_shared_prefill=setup.min_shared_prefill,
+            min_reuse=setup.min_reuse,
             audit=True,
         )
         self.engine = Engine(MODEL, self.context, clock, scheduling)

@@ -84,7 +84,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "Scheduling and prefix cache": (
         _flag("-cb --cont-batching !-nocb !--no-cont-batching", k.SWITCH, True, "continuous batching", "CONT_BATCHING"),
-        _flag("--itl-target-ms", k.number(0), 250.0, "gap between two tokens that prompts of others may cause, ms"),
+        _flag("--itl-target-ms", k.number(0), 400.0, "gap between two tokens that prompts of others may cause, ms"),
         _flag("--max-queue", k.COUNT, 1024, "requests that may wait for a slot; more get 503"),
         _flag("--drain-s", k.number(0), 30.0, "seconds that running requests get at shutdown"),
         _flag("-cram --cache-ram", k.integer(-1), 8192, "MiB of RAM for idle prefixes; -1: no limit", "CACHE_RAM"),

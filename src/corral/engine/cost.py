@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from corral.ids import RowId
@@ -169,60 +168,3 @@ class CostModel:
     def rent_ms(self, n_cells: int, n_queries: int) -> float:
         """What ``n_cells`` of nobody in the batch cost in a step of ``n_queries`` tokens."""
         return self.weights.masked * n_cells * n_queries if self.traits.n_streams == 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkChoice:
-    """The size of a prefill chunk and the step time that is expected with it."""
-
-    n_tokens: int
-    step_ms: float
-
-
-def choose_chunk(
-    cost: CostModel,
-    running: Sequence[Part],
-    row: RowId,
-    pos0: int,
-    n_left: int,
-    n_max: int,
-    n_used: int,
-    target_ms: float,
-) -> ChunkChoice:
-    """The largest chunk of a row that keeps the step within ``target_ms`` beside the ``running`` parts.
-
-    Sizes that fill the kernel's tiles come first in question: 64k + 1 where each row has its stream (one token goes
-    with the others, the rest alone), else 64k together with the running rows. If none fits, the smallest tiled one
-    when it is dearer by less than half, else what is left of small sizes; at least one token.
-    """
-    n_max = min(n_left, n_max)
-    if n_max <= 0:
-        return ChunkChoice(0, 0.0)
-
-    def price(n: int) -> float:
-        parts = sorted([*running, Part(row, pos0, n)])
-        return cost.predict(features(parts, cost.traits, n_used))
-
-    offset = 1 if cost.traits.n_streams > 1 else -len(running) % N_TILED
-    sizes = [n for n in range(offset, n_max, N_TILED) if n >= N_TILED // 2]
-    tiled = _largest([*sizes, n_max], price, target_ms)
-    if tiled is not None:
-        return tiled
-    smallest = min([*sizes[:1], n_max])
-    if price(smallest) <= 1.5 * target_ms:
-        return ChunkChoice(smallest, price(smallest))
-    small = _largest([n for n in (1, 8, 16, 32, 48) if n <= n_max], price, target_ms)
-    return small or ChunkChoice(min(8, n_max), price(min(8, n_max)))
-
-
-def _largest(sizes: list[int], price: Callable[[int], float], target_ms: float) -> ChunkChoice | None:
-    """Binary search: step time grows with the chunk but for the jump down at the first tile."""
-    lo, hi, best = 0, len(sizes) - 1, None
-    while lo <= hi:
-        mid = (lo + hi) // 2
-        ms = price(sizes[mid])
-        if ms <= target_ms:
-            best, lo = ChunkChoice(sizes[mid], ms), mid + 1
-        else:
-            hi = mid - 1
-    return best

@@ -153,3 +153,9 @@ class Draft:
             shape=self.shape,
             expected_ms=self.expected_ms,
         )
+
+
+def want_of(slot: Slot) -> Want:
+    """What a busy slot wants computed."""
+    work = slot.work
+    return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from corral.engine.cost import Part, choose_chunk, features
-from corral.engine.draft import Draft, View, Waiting, Want
+from corral.engine.cost import Part, features
+from corral.engine.draft import Draft, View, Waiting, want_of
 from corral.engine.plan import Deferral, Plan, SlotSpan
 from corral.engine.pressure import (
     close_gap,
@@ -18,27 +18,22 @@ from corral.engine.pressure import (
     forget_discarded,
     n_available,
     reclaim,
-    reclaim_or_park,
     secure_decoding,
 )
+from corral.engine.prompts import plan_prompts
 from corral.engine.radix import common_prefix
 from corral.engine.reuse import begin_all
 from corral.engine.slot import Slot
-from corral.engine.state import SlotState
-from corral.ids import SlotId
 from corral.ops import Span
 
 MAX_OVERTAKEN = 8
 """A group gives way to younger ones that name a slot this many times."""
 
-STRETCH = 2.0
-"""Prompts are served by the time at which they would be done if the machine were shared among this many."""
-
 
 def plan(view: View) -> Plan:
     """What the next step does. An empty plan means that there is nothing to do until something happens."""
     draft = Draft(view)
-    draft.wants.extend(map(_want, sorted((s for s in view.slots if s.wants_row), key=lambda s: s.work.serial)))
+    draft.wants.extend(map(want_of, sorted((s for s in view.slots if s.wants_row), key=lambda s: s.work.serial)))
     if view.waiting:
         admit_waiting(draft)
     forget_discarded(draft)
@@ -56,11 +51,6 @@ def plan(view: View) -> Plan:
         draft.shape = features(sorted(parts), view.ledger.traits, draft.ledger.n_used)
         draft.expected_ms = view.cost.predict(draft.shape)
     return draft.finish()
-
-
-def _want(slot: Slot) -> Want:
-    work = slot.work
-    return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group)
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
@@ -144,114 +134,3 @@ def fit_decoding(draft: Draft) -> None:
     for span in by_age[n_fit:]:
         draft.deferrals[draft.view.slots[span.slot].work.task.id] = Deferral.NO_CELLS
     draft.spans = by_age[:n_fit]
-
-
-def plan_prompts(draft: Draft) -> None:
-    """Chunks of prompts, those first that would be done first on a shared machine."""
-    decoding = {s.slot for s in draft.spans}
-    if decoding and not draft.view.config.cont_batching:
-        return
-    prompts = [p for p in _prompts(draft) if p.slot not in decoding]
-    n_left = _prompt_budget(draft, prompts)
-    for prompt in sorted(prompts, key=lambda p: (p.deadline_ms, p.serial)):
-        n = _chunk(draft, prompt, n_left, bool(decoding))
-        if n == 0:
-            draft.deferrals[prompt.want.task.id] = Deferral.NO_BUDGET
-            continue
-        _add_chunk(draft, prompt, n)
-        n_left -= n
-
-
-class _Prompt:
-    """A slot that has a row and prompt tokens to compute."""
-
-    def __init__(self, draft: Draft, want: Want, serial: int, age_ms: float) -> None:
-        begun = draft.begun.get(want.slot)
-        slot = draft.view.slots[want.slot]
-        self.want, self.slot, self.serial = want, want.slot, serial
-        self.row = begun.row if begun else draft.row_of(slot)
-        self.pos0 = begun.n_reused if begun else slot.work.computed
-        self.n_left = len(want.tokens) - self.pos0
-        n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
-        self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
-
-
-def _prompts(draft: Draft) -> list[_Prompt]:
-    view = draft.view
-    held = [s for s in draft.holding() if s.state is SlotState.PROCESSING_PROMPT]
-    prompts = [_Prompt(draft, _want(s), s.work.serial, s.work.admitted_ms) for s in held]
-    n_serials = 1 + max((s.work.serial for s in view.slots if s.generation), default=0)
-    for i, want in enumerate(draft.wants):
-        if want.slot in draft.begun:
-            work = view.slots[want.slot].generation
-            serial, admitted_ms = (work.serial, work.admitted_ms) if work else (n_serials + i, view.now_ms)
-            prompts.append(_Prompt(draft, want, serial, admitted_ms))
-    return prompts
-
-
-def _prompt_budget(draft: Draft, prompts: list[_Prompt]) -> int:
-    """Prompt tokens that this step may hold.
-
-    libllama computes ``n_ubatch`` tokens at a time anyway: while a long prompt is computed, one such piece a step
-    costs nothing and lets others in between.
-    """
-    traits = draft.ledger.traits
-    n_batch = traits.n_batch - len(draft.spans)
-    if any(p.n_left > traits.n_ubatch for p in prompts):
-        return min(n_batch, traits.n_ubatch)
-    return n_batch
-
-
-def _chunk(draft: Draft, prompt: _Prompt, n_left: int, beside_running: bool) -> int:
-    """Tokens of the prompt for this step, after making room for them in a shared pool."""
-    view = draft.view
-    n_max = min(prompt.n_left, n_left)
-    assert prompt.row is not None
-    if beside_running and n_max > 0:
-        parts = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in draft.spans]
-        target_ms = view.config.itl_target_ms
-        n_used = draft.ledger.n_used
-        choice = choose_chunk(view.cost, parts, prompt.row, prompt.pos0, prompt.n_left, n_max, n_used, target_ms)
-        prompts_in_step = any(len(s.span.tokens) > 1 or not s.samples for s in draft.spans)
-        if prompts_in_step and choice.step_ms > target_ms:
-            return 0
-        n_max = choice.n_tokens
-    return _room_for(draft, prompt, n_max)
-
-
-def _room_for(draft: Draft, prompt: _Prompt, n: int) -> int:
-    if n <= 0 or not draft.ledger.traits.shared_cells:
-        return max(0, n)
-    n_planned = sum(len(s.span.tokens) for s in draft.spans)
-    reclaim(draft, n_planned + n)
-    if n_available(draft) <= n_planned and prompt.slot not in draft.begun:
-        reclaim_or_park(draft, n_planned + 1, keep=draft.view.slots[prompt.slot])
-        draft.spans = [s for s in draft.spans if s.slot not in draft.parked]
-        n_planned = sum(len(s.span.tokens) for s in draft.spans)
-    if prompt.slot in draft.parked:
-        return 0
-    return max(0, min(n, n_available(draft) - n_planned))
-
-
-def _add_chunk(draft: Draft, prompt: _Prompt, n: int) -> None:
-    want, assert_row = prompt.want, prompt.row
-    assert assert_row is not None
-    tokens = tuple(want.tokens[prompt.pos0 : prompt.pos0 + n])
-    is_last = n == prompt.n_left
-    wants_token = is_last and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
-    samples = (want.slot, *_siblings(draft, want)) if wants_token else ()
-    draft.spans.append(SlotSpan(want.slot, Span(assert_row, prompt.pos0, tokens, int(bool(samples))), samples))
-
-
-def _siblings(draft: Draft, want: Want) -> list[SlotId]:
-    """Slots of the same group that wait, without a token yet, for this prompt."""
-    if want.n_decoded:
-        return []
-    return [
-        other.slot
-        for other in draft.wants
-        if other.group == want.group
-        and other.slot not in draft.begun
-        and not other.n_decoded
-        and other.slot != want.slot
-    ]

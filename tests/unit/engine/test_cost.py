@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.props.engine_machine import PATIENT, Player, Setup, Submit
 
-from corral.engine.cost import PRIOR, CostModel, Features, Part, choose_chunk, features, ubatches
+from corral.engine.cost import PRIOR, CostModel, Features, Part, features, ubatches
 from corral.ids import RowId
 from corral.ops import Span
 from corral.ports import MemoryTraits
@@ -97,46 +97,6 @@ def test_the_first_step_sets_the_scale_and_one_slow_step_does_not_spoil_it() -> 
     assert model.predict(f) < 120.0
     model.learn(f, 0.0)
     assert model.predict(f) < 120.0
-
-
-@given(
-    unified=st.booleans(),
-    n_running=st.integers(1, 6),
-    n_left=st.integers(1, 3000),
-    n_max=st.integers(1, 512),
-    target_ms=st.floats(1.0, 2000.0),
-    scale=st.floats(0.01, 10.0),
-)
-@PATIENT
-def test_n4_a_chunk_keeps_the_target_wherever_one_can(
-    unified: bool, n_running: int, n_left: int, n_max: int, target_ms: float, scale: float
-) -> None:
-    cost = CostModel(traits(unified))
-    cost.weights = Features(*(w * scale for w in PRIOR))
-    choice = choose_chunk(cost, running(n_running), RowId(7), 0, n_left, n_max, 1000, target_ms)
-    assert 1 <= choice.n_tokens <= min(n_left, n_max)
-    parts = [*running(n_running), Part(RowId(7), 0, choice.n_tokens)]
-    assert choice.step_ms == pytest.approx(cost.predict(features(parts, cost.traits, 1000)))
-    one = cost.predict(features([*running(n_running), Part(RowId(7), 0, 1)], cost.traits, 1000))
-    if one <= target_ms:
-        assert choice.step_ms <= 1.5 * target_ms
-
-
-@MEMORIES
-def test_n4_a_chunk_fills_the_tiles_of_the_kernel(unified: bool) -> None:
-    """On split KV one token goes with the others and the rest alone; on unified KV all go together."""
-    cost = CostModel(traits(unified))
-    for target_ms in (150.0, 250.0, 400.0):
-        n = choose_chunk(cost, running(3), RowId(7), 0, 5000, 480, 1000, target_ms).n_tokens
-        assert 60 < n < 480
-        assert (n - 1) % 64 == 0 if not unified else (n + 3) % 64 == 0
-
-
-@MEMORIES
-def test_n4_without_a_tight_target_the_whole_prompt_goes_at_once(unified: bool) -> None:
-    cost = CostModel(traits(unified))
-    assert choose_chunk(cost, running(3), RowId(7), 0, 300, 500, 1000, 1e6).n_tokens == 300
-    assert choose_chunk(cost, running(3), RowId(7), 0, 300, 0, 1000, 1e6).n_tokens == 0
 
 
 @MEMORIES

@@ -1,0 +1,131 @@
+"""Prompts in a plan: which of them get how many tokens of this step, and the cells for them."""
+
+from __future__ import annotations
+
+from corral.engine.chunks import Pending, choose_chunks
+from corral.engine.cost import Part
+from corral.engine.draft import Draft, Want, want_of
+from corral.engine.plan import Deferral, SlotSpan
+from corral.engine.pressure import n_available, reclaim, reclaim_or_park
+from corral.engine.state import SlotState
+from corral.ids import RowId, SlotId
+from corral.ops import Span
+
+STRETCH = 2.0
+"""Prompts are served by the time at which they would be done if the machine were shared among this many."""
+
+
+class Prompt:
+    """A slot that has a row and prompt tokens to compute."""
+
+    def __init__(self, draft: Draft, want: Want, row: RowId, serial: int, age_ms: float) -> None:
+        begun = draft.begun.get(want.slot)
+        slot = draft.view.slots[want.slot]
+        self.want, self.row, self.serial = want, row, serial
+        self.pos0 = begun.n_reused if begun else slot.work.computed
+        self.n_left = len(want.tokens) - self.pos0
+        n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
+        self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
+
+
+def plan_prompts(draft: Draft) -> None:
+    """Chunks of prompts, those first that would be done first on a shared machine."""
+    decoding = {s.slot for s in draft.spans}
+    if decoding and not draft.view.config.cont_batching:
+        return
+    prompts = [p for p in _prompts(draft) if p.want.slot not in decoding]
+    if not prompts:
+        return
+    prompts.sort(key=lambda p: (p.deadline_ms, p.serial))
+    n_budget = _room(draft, prompts, _step_budget(draft, prompts))
+    prompts = [p for p in prompts if p.want.slot not in draft.parked]
+    chunks = _beside_running(draft, prompts, n_budget) if draft.spans else _alone(prompts, n_budget)
+    for prompt, n in zip(prompts, chunks, strict=False):
+        _add_chunk(draft, prompt, n)
+    for prompt in prompts[len(chunks) :]:
+        draft.deferrals[prompt.want.task.id] = Deferral.NO_BUDGET
+
+
+def _prompts(draft: Draft) -> list[Prompt]:
+    view = draft.view
+    held = [s for s in draft.holding() if s.state is SlotState.PROCESSING_PROMPT]
+    prompts = [Prompt(draft, want_of(s), _row(draft, s.id), s.work.serial, s.work.admitted_ms) for s in held]
+    n_serials = 1 + max((s.work.serial for s in view.slots if s.generation), default=0)
+    for i, want in enumerate(draft.wants):
+        if want.slot in draft.begun:
+            work = view.slots[want.slot].generation
+            serial, admitted_ms = (work.serial, work.admitted_ms) if work else (n_serials + i, view.now_ms)
+            prompts.append(Prompt(draft, want, draft.begun[want.slot].row, serial, admitted_ms))
+    return prompts
+
+
+def _row(draft: Draft, slot: SlotId) -> RowId:
+    row = draft.row_of(draft.view.slots[slot])
+    assert row is not None, f"slot {slot} holds no row"
+    return row
+
+
+def _step_budget(draft: Draft, prompts: list[Prompt]) -> int:
+    """Prompt tokens that this step may hold.
+
+    libllama computes ``n_ubatch`` tokens at a time anyway: while a long prompt is computed, one such piece a step
+    costs nothing and lets others in between.
+    """
+    traits = draft.ledger.traits
+    n_batch = traits.n_batch - len(draft.spans)
+    if any(p.n_left > traits.n_ubatch for p in prompts):
+        return min(n_batch, traits.n_ubatch)
+    return n_batch
+
+
+def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
+    """How many of the wanted tokens find cells in a shared pool; younger slots are parked if the first gets none."""
+    if not draft.ledger.traits.shared_cells:
+        return n_wanted
+    n_wanted = min(n_wanted, sum(p.n_left for p in prompts))
+    reclaim(draft, len(draft.spans) + n_wanted)
+    first = draft.view.slots[prompts[0].want.slot]
+    if n_available(draft) <= len(draft.spans) and first.lease is not None:
+        reclaim_or_park(draft, len(draft.spans) + 1, keep=first)
+        draft.spans = [s for s in draft.spans if s.slot not in draft.parked]
+    return max(0, min(n_wanted, n_available(draft) - len(draft.spans)))
+
+
+def _alone(prompts: list[Prompt], n_budget: int) -> list[int]:
+    """Nobody generates: one prompt after the other, as far as the budget goes."""
+    chunks: list[int] = []
+    for prompt in prompts:
+        if n_budget <= 0:
+            break
+        chunks.append(min(prompt.n_left, n_budget))
+        n_budget -= chunks[-1]
+    return chunks
+
+
+def _beside_running(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[int]:
+    running = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in draft.spans]
+    pending = [Pending(p.row, p.pos0, p.n_left) for p in prompts]
+    target_ms = draft.view.config.itl_target_ms
+    return choose_chunks(draft.view.cost, running, pending, n_budget, draft.ledger.n_used, target_ms)
+
+
+def _add_chunk(draft: Draft, prompt: Prompt, n: int) -> None:
+    want = prompt.want
+    tokens = tuple(want.tokens[prompt.pos0 : prompt.pos0 + n])
+    wants_token = n == prompt.n_left and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
+    samples = (want.slot, *_siblings(draft, want)) if wants_token else ()
+    draft.spans.append(SlotSpan(want.slot, Span(prompt.row, prompt.pos0, tokens, int(bool(samples))), samples))
+
+
+def _siblings(draft: Draft, want: Want) -> list[SlotId]:
+    """Slots of the same group that wait, without a token yet, for this prompt."""
+    if want.n_decoded:
+        return []
+    return [
+        other.slot
+        for other in draft.wants
+        if other.group == want.group
+        and other.slot not in draft.begun
+        and not other.n_decoded
+        and other.slot != want.slot
+    ]
