@@ -61,7 +61,6 @@ class Setup:
     cache_ram_bytes: int = -1
     min_shared_prefill: int = 4
     min_reuse: int = 1
-    min_reuse: int = 1
     cont_batching: bool = True
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
@@ -142,7 +141,6 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         itl_target_ms=draw(st.sampled_from([5.0, 20.0, 100.0, 1000.0])),
         cache_ram_bytes=draw(st.sampled_from([-1, 0, 400, 1000])),
         min_shared_prefill=draw(st.sampled_from([1, 4, 32])),
-        min_reuse=draw(st.sampled_from([1, 1, 8])),
         min_reuse=draw(st.sampled_from([1, 1, 8])),
         cont_batching=draw(st.integers(0, 7)) > 0,
         faults=tuple(sorted(faults.items())),
@@ -267,7 +265,6 @@ class Player:
             cache_ram_bytes=setup.cache_ram_bytes,
             cont_batching=setup.cont_batching,
             min_shared_prefill=setup.min_shared_prefill,
-            min_reuse=setup.min_reuse,
             min_reuse=setup.min_reuse,
             audit=True,
         )
