@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.props.engine_machine import PATIENT, Player, Setup, Submit
 
 from corral.engine.chunks import PATIENCE, Pending, choose_chunks
-from corral.engine.cost import PRIOR, CostModel, Features, Part, features
+from corral.engine.cost import N_TILED, PRIOR, CostModel, Features, Part, features
 from corral.ids import RowId
 from corral.ports import MemoryTraits
 
@@ -77,6 +77,25 @@ def test_n4_a_part_of_a_prompt_fills_the_tiles_of_the_kernel(unified: bool) -> N
         (n,) = choose_chunks(cost, running(3), pending(5000), 480, N_USED, target_ms)
         assert 60 < n < 480
         assert (n - 1) % 64 == 0 if not unified else (n + 3) % 64 == 0
+
+
+@MEMORIES
+def test_no_chunk_leaves_a_rest_below_a_tile(unified: bool) -> None:
+    """Queries below a tile cost three times as much: 30 tokens at position 1,170 took longer than 65."""
+    for n_left in range(200, 330):
+        prompt = Pending(RowId(8), 900, n_left)
+        (n,) = choose_chunks(cost_model(unified), running(2), [prompt], 2048, N_USED, 250.0)
+        assert n == n_left or n_left - n >= N_TILED
+
+
+def test_short_prompts_that_fill_a_tile_together_go_together() -> None:
+    """Rests of 20 tokens behind one long prefix: one alone misses the target, several at once cost less."""
+    cost = cost_model(unified=True)
+    cost.weights = PRIOR._replace(seen=12 * PRIOR.seen_tiled)  # as measured on another processor
+    prompts = [Pending(RowId(8 + i), 2000, 20) for i in range(8)]
+    assert price(cost, 1, prompts, [20]) > price(cost, 1, prompts, [20] * 4)
+    chunks = choose_chunks(cost, running(1), prompts, 2048, N_USED, price(cost, 1, prompts, [20] * 5) + 1)
+    assert len(chunks) >= 5
 
 
 @MEMORIES
