@@ -79,14 +79,14 @@ def _step_budget(draft: Draft, prompts: list[Prompt]) -> int:
 
 
 def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
-    """How many of the wanted tokens find cells in a shared pool; younger slots are parked if the first gets none."""
+    """How many of the wanted tokens find cells in a shared pool; if none does, the youngest make room for the oldest."""
     if not draft.ledger.traits.shared_cells:
         return n_wanted
     n_wanted = min(n_wanted, sum(p.n_left for p in prompts))
     reclaim(draft, len(draft.spans) + n_wanted)
-    first = draft.view.slots[prompts[0].want.slot]
-    if n_available(draft) <= len(draft.spans) and first.lease is not None:
-        reclaim_or_park(draft, len(draft.spans) + 1, keep=first)
+    holding = [s for s in draft.holding() if s.state is SlotState.PROCESSING_PROMPT]
+    if n_available(draft) <= len(draft.spans) and holding:
+        reclaim_or_park(draft, len(draft.spans) + 1, keep=holding[0])
         draft.spans = [s for s in draft.spans if s.slot not in draft.parked]
     return max(0, min(n_wanted, n_available(draft) - len(draft.spans)))
 

@@ -162,3 +162,15 @@ def test_evictions_are_told_apart_by_what_is_kept() -> None:
     assert not any(isinstance(effect, Park) for effect in effects)
     assert player.engine.snapshot.counters.n_evicted == 0
     player.drain()
+
+
+def test_n6_a_margin_that_leaves_nothing_parks_the_youngest_prompt_and_not_everyone() -> None:
+    """The younger prompt is shorter and so comes first; the older holds the cells. Neither may wait for the other."""
+    player = Player(Setup(n_slots=2, n_ctx=64, n_batch=8, n_ubatch=8))
+    for stem, n_prompt in ((0, 60), (1, 20)):
+        player.submit(Submit(stem=stem, n_prompt=n_prompt, n_predict=1))
+        player.step()
+    books = player.engine.books
+    books.n_margin = books.traits.n_cells - books.ledger.n_used
+    player.drain()
+    assert len(player.finished) == 2
