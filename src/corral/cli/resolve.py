@@ -7,7 +7,16 @@ from pathlib import Path
 
 from corral.api.schemas.defaults import Defaults
 from corral.cli.parse import Parsed, UsageError
-from corral.config import MAX_ROWS, MIB, ContextConfig, EngineConfig, ModelConfig, ServerConfig, n_rows_for
+from corral.config import (
+    MAX_ROWS,
+    MAX_SLOTS_UNIFIED,
+    MIB,
+    ContextConfig,
+    EngineConfig,
+    ModelConfig,
+    ServerConfig,
+    n_rows_for,
+)
 from corral.tasks import DEFAULT_DRY_BREAKERS, Limits, Sampling
 
 AUTO_SLOTS = 4
@@ -55,7 +64,7 @@ def _model(args: Parsed, path: Path) -> ModelConfig:
 
 
 def _context(args: Parsed, n_slots: int) -> ContextConfig:
-    unified = args["parallel"] < 0 if args["kv_unified"] is None else args["kv_unified"]
+    unified = n_slots <= MAX_SLOTS_UNIFIED if args["kv_unified"] is None else args["kv_unified"]
     return ContextConfig(
         n_ctx=args["ctx_size"],
         n_slots=n_slots,

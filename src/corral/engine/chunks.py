@@ -87,6 +87,21 @@ def _sizes_of_first(cost: CostModel, running: Sequence[Part], prompt: Pending, n
     return [*tiled_sizes(cost, len(running), prompt.n_left, n_budget)[:1], *(n for n in SMALL if n < n_max), n_max]
 
 
+def n_given_back(cost: CostModel, n_reused: int, n_left: int, n_beside: int) -> int:
+    """How many tokens of a reused prefix to compute again, since a whole tile costs less than the few that are left.
+
+    ``n_beside``: queries that share the kernel with the ``n_left`` ones (none where each row has its stream; then one
+    token goes apart). With 20 tokens at position 800 on a slow path of 12 ms a query, 64 took a third less.
+    """
+    n_queries = n_left + n_beside if cost.traits.n_streams == 1 else n_left - 1
+    n_missing = N_TILED - n_queries
+    if not 0 < n_missing <= n_reused or n_queries <= n_beside:
+        return 0
+    w, pos = cost.weights, n_reused
+    tiled_ms = w.seen_tiled * N_TILED * pos + w.n_tokens * n_missing
+    return n_missing if tiled_ms < w.seen * n_queries * pos else 0
+
+
 def _least(price: Callable[[Chunks], float], options: list[Chunks], target_ms: float) -> Chunks:
     """What to do when nothing fits: the most that is not much too dear, else the cheapest."""
     prices = [(price(option), option) for option in options]

@@ -79,7 +79,7 @@ def _step_budget(draft: Draft, prompts: list[Prompt]) -> int:
 
 
 def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
-    """How many of the wanted tokens find cells in a shared pool; if none does, the youngest make room for the oldest."""
+    """How many of the wanted tokens find cells in a shared pool; if none, the youngest make room for the oldest."""
     if not draft.ledger.traits.shared_cells:
         return n_wanted
     n_wanted = min(n_wanted, sum(p.n_left for p in prompts))

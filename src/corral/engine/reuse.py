@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corral.engine.chunks import n_given_back
 from corral.engine.draft import Draft, Want
 from corral.engine.ledger import Holder, Tier
 from corral.engine.plan import Begin, Deferral
@@ -27,14 +28,17 @@ class Source:
 
 def begin_all(draft: Draft) -> None:
     """Give rows to those that want one, oldest first. Nobody overtakes one that finds no cells."""
-    wants = draft.wants
-    for i, want in enumerate(wants):
+    ready: list[Want] = []
+    for i, want in enumerate(draft.wants):
         levels = _levels(draft, want)
-        if waits_for_other(draft, want, wants[:i], levels[-1].n if levels else 0):
+        if waits_for_other(draft, want, draft.wants[:i], levels[-1].n if levels else 0):
             draft.waits.append(want.slot)
             draft.deferrals[want.task.id] = Deferral.OTHER_PROMPT
-        elif not begin(draft, want, levels):
-            for late in wants[i:]:
+        else:
+            ready.append(want)
+    for i, want in enumerate(ready):
+        if not begin(draft, want, _levels(draft, want), ready[i + 1 :]):
+            for late in ready[i:]:
                 draft.deferrals[late.task.id] = Deferral.NO_CELLS
             return
 
@@ -64,10 +68,13 @@ def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) ->
     return False
 
 
-def begin(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
-    """Lease a row with the longest prefix there is. False if there is no room for the task now."""
+def begin(draft: Draft, want: Want, levels: list[Level[Holder]], later: list[Want]) -> bool:
+    """Lease a row with the longest prefix there is. False if there is no room for the task now.
+
+    ``later`` are those that will begin after it in this plan.
+    """
     if draft.ledger.traits.shared_cells:
-        return _begin_shared(draft, want, levels)
+        return _begin_shared(draft, want, levels, is_last=not later)
     _begin_split(draft, want, levels)
     return True
 
@@ -90,19 +97,27 @@ def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:
 # --- cells shared by all rows (unified KV) ---------------------------------------------------------------------------
 
 
-def _begin_shared(draft: Draft, want: Want, levels: list[Level[Holder]]) -> bool:
+def _begin_shared(draft: Draft, want: Want, levels: list[Level[Holder]], is_last: bool) -> bool:
     in_rows, in_ram = _deepest(levels, Tier.ROW), _deepest(levels, Tier.RAM)
     if in_ram is not None and _loading_pays(draft, in_ram, in_rows):
-        if _begin_loaded(draft, want, in_ram):
+        if _begin_loaded(draft, want, in_ram, is_last):
             return True
         in_rows = _deepest(_levels(draft, want), Tier.ROW)  # making room may have emptied the rows found before
     n = in_rows.n if in_rows else 0
     source = _row_source(draft, in_rows)
     if not _has_room(draft, want, n, source):
         return False
+    n -= _given_back(draft, want, n) if is_last else 0
     row, ops = _shared_row(draft, source, n)
     draft.act(Begin(want.slot, row, n), *ops)
     return True
+
+
+def _given_back(draft: Draft, want: Want, n: int) -> int:
+    """Tokens of the prefix that are computed again to fill a tile of the kernel together with what else begins."""
+    n_decoding = sum(s.is_decoding for s in draft.holding())
+    n_begun = sum(len(w.tokens) - draft.begun[w.slot].n_reused for w in draft.wants if w.slot in draft.begun)
+    return n_given_back(draft.view.cost, n, len(want.tokens) - n, n_decoding + n_begun)
 
 
 def _loading_pays(draft: Draft, in_ram: Level[Holder], in_rows: Level[Holder] | None) -> bool:
@@ -152,7 +167,7 @@ def _shared_row(draft: Draft, source: RowId | None, n: int) -> tuple[RowId, list
     return empty[0], [] if source is None else [Copy(source, empty[0], n)]
 
 
-def _begin_loaded(draft: Draft, want: Want, level: Level[Holder]) -> bool:
+def _begin_loaded(draft: Draft, want: Want, level: Level[Holder], is_last: bool) -> bool:
     """Load a snapshot into an empty row; needs cells for all it holds."""
     ledger = draft.ledger
     holder = min(level.holders, key=lambda h: ledger.snapshot_length(SnapshotId(h.id)))
@@ -166,7 +181,8 @@ def _begin_loaded(draft: Draft, want: Want, level: Level[Holder]) -> bool:
     row, _ = _shared_row(draft, None, 0)
     if snapshot not in draft.ledger.snapshots():  # eviction made room in RAM with the very one
         return False
-    draft.act(Begin(want.slot, row, level.n), Load(snapshot, row), *_cut(level.n, n_loaded, row))
+    n = level.n - (_given_back(draft, want, level.n) if is_last else 0)
+    draft.act(Begin(want.slot, row, n), Load(snapshot, row), *_cut(n, n_loaded, row))
     return True
 
 
@@ -181,7 +197,8 @@ def _begin_split(draft: Draft, want: Want, levels: list[Level[Holder]]) -> None:
     level = levels[-1] if levels else None
     row = _split_row(draft, level)
     if level is not None and Holder(Tier.ROW, row) in level.holders:
-        draft.act(Begin(want.slot, row, level.n), *_in_place(draft, row, level.n))
+        n = level.n - _given_back(draft, want, level.n)
+        draft.act(Begin(want.slot, row, n), *_in_place(draft, row, n))
         return
     if draft.ledger.length(row):
         evict(draft, row)
@@ -231,4 +248,5 @@ def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
         src = min(RowId(h.id) for h in level.holders)
         snapshot, ops = carry_ops(draft, src)
         n_held = ledger.length(src)
-    return level.n, [*ops, Load(snapshot, row), *_cut(level.n, n_held, row)]
+    n = level.n - _given_back(draft, want, level.n)
+    return n, [*ops, Load(snapshot, row), *_cut(n, n_held, row)]
