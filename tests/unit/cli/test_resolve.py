@@ -35,9 +35,11 @@ def test_automatic_slots_share_the_context() -> None:
     assert (context.n_slots, context.kv_unified, context.n_rows, context.n_ctx) == (4, True, 16, 4096)
 
 
-def test_named_slots_split_it() -> None:
-    context = settings("-np", "6").context
-    assert (context.n_slots, context.kv_unified, context.n_rows) == (6, False, 6)
+def test_many_slots_split_it() -> None:
+    context = settings("-np", "8").context
+    assert (context.n_slots, context.kv_unified, context.n_rows) == (8, True, 24)
+    context = settings("-np", "9").context
+    assert (context.n_slots, context.kv_unified, context.n_rows) == (9, False, 9)
     assert settings("-np", "6").engine.n_slots == 6
 
 
