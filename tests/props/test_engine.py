@@ -33,6 +33,8 @@ from corral.ids import CacheKey, RowId
 from corral.ops import Op, Trim
 from corral.ports import DecodeStatus
 
+pytestmark = pytest.mark.timeout(3600)  # for busy machines and long runs: each history has its own bound of steps
+
 N_HISTORIES = max(60, settings.default.max_examples if settings.default else 0)
 
 
