@@ -182,3 +182,14 @@ def test_the_oracle_of_these_tests_cuts_at_a_stop_string() -> None:
     assert before == text[: text.index(text[3])]
     assert tokens[: len(cut)] == cut
     assert reason is StopReason.WORD
+
+
+@MEMORIES
+def test_s22_the_pass_that_ends_a_prompt_gives_its_first_token_and_no_other_row_is_drawn_from(unified: bool) -> None:
+    player = Player(Setup(unified, n_slots=2, n_ctx=100, n_batch=8, n_ubatch=8))
+    short, long = (player.submit(Submit(stem=i, n_prompt=n, n_predict=9))[0] for i, n in ((0, 8), (1, 30)))
+    player.step()
+    states = {s.task.id: (s.state, s.n_decoded) for s in player.engine.snapshot.slots if s.task}
+    assert states[short] == (SlotState.GENERATING, 1)
+    assert states[long] == (SlotState.PROCESSING_PROMPT, 0)
+    player.drain()
