@@ -45,7 +45,12 @@ class Runtime:
         except BaseException:
             loaded.close()
             raise
-        return _start(loaded, memory, SystemClock(), engine, memory.warmup)
+
+        def warm_up() -> None:
+            memory.warmup()
+            loaded.tokenizer.piece(0, special=False)
+
+        return _start(loaded, memory, SystemClock(), engine, warm_up)
 
     @staticmethod
     def simulated(context: ContextConfig, engine: EngineConfig, seed: int = 0) -> Runtime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def candidates_of_all(rows: Floats, k: int) -> tuple[Ints, Floats]:
     """
     n_rows, n_vocab = rows.shape
     if k > n_vocab // (4 * N_FOLD) or n_vocab % N_FOLD:
-        return _table([candidates(row, k) for row in rows])
+        return table([candidates(row, k) for row in rows])
     n_columns = n_vocab // N_FOLD
     folded = rows.reshape(n_rows, N_FOLD, n_columns)
     highest = folded.max(axis=1)
@@ -109,12 +110,39 @@ def candidates(row: Floats, k: int) -> Candidates:
 
 def keep(found: Sequence[Candidates], filters: Sequence[Filter]) -> Kept:
     """Apply to the top-k candidates of each row its own filter: top-p, min-p, temperature."""
-    return keep_of_all(_table(found), filters)
+    return keep_of_all(table(found), filters)
 
 
 def keep_of_all(table: Candidates, filters: Sequence[Filter]) -> Kept:
     """The same for candidates in a table of shape (n, width)."""
     return _filter(*table, filters, None)
+
+
+def draw_listed(logits: list[float], f: Filter, uniform: float) -> int:
+    """Column drawn from a row of sorted candidates: as ``keep`` and ``draw``, for a few candidates without numpy.
+
+    Two dozen array operations take longer than a loop over 40 numbers.
+    """
+    top = logits[0]
+    n_min, n_kept = max(f.min_keep, 1), len(logits)
+    if f.min_p > 0.0:
+        bound = top + math.log(f.min_p)
+        n_kept = max(n_min, sum(1 for x in logits if x >= bound))
+    if f.top_p < 1.0:
+        masses = [math.exp(x - top) for x in logits]
+        left = f.top_p * sum(masses)
+        n_top_p = 0
+        while n_top_p < n_kept and left > 0.0:
+            left -= masses[n_top_p]
+            n_top_p += 1
+        n_kept = min(n_kept, max(n_top_p, n_min))
+    weights = [math.exp((x - top) / f.temperature) for x in logits[:n_kept]]
+    rest = uniform * sum(weights)
+    for column, weight in enumerate(weights):
+        rest -= weight
+        if rest < 0.0:
+            return column
+    return len(weights) - 1
 
 
 def keep_wide(row: Floats, f: Filter) -> Kept:
@@ -151,7 +179,7 @@ def _count(mask: NDArray[np.bool_]) -> Ints:
     return counts
 
 
-def _table(found: Sequence[Candidates]) -> tuple[Ints, Floats]:
+def table(found: Sequence[Candidates]) -> Candidates:
     """Rows of different length as one table: tokens (0 where short) and their logits (-inf there)."""
     width = max(len(tokens) for tokens, _ in found)
     tokens = np.zeros((len(found), width), np.intp)

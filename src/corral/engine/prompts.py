@@ -30,6 +30,8 @@ class Prompt:
 
 def plan_prompts(draft: Draft) -> None:
     """Chunks of prompts, those first that would be done first on a shared machine."""
+    if not draft.begun and not any(s.state is SlotState.PROCESSING_PROMPT for s in draft.view.slots):
+        return
     decoding = {s.slot for s in draft.spans}
     if decoding and not draft.view.config.cont_batching:
         return

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from corral.engine.probs import (
+    Candidates,
     Filter,
     Floats,
     Ints,
@@ -21,9 +22,10 @@ from corral.engine.probs import (
     candidates,
     candidates_of_all,
     draw,
-    keep,
+    draw_listed,
     keep_of_all,
     keep_wide,
+    table,
     top_kept,
     top_logprobs,
 )
@@ -39,6 +41,9 @@ RANDOM_SEED = 0xFFFFFFFF
 
 FLOAT32_MAX = 3.4028234e38
 INT32_MAX = 0x7FFFFFFF
+
+N_LISTED, N_LISTED_ROWS = 128, 6
+"""Up to so many candidates in so many rows a loop is faster than numpy."""
 
 N_NARROW = 1024
 """Rows that keep more candidates are filtered one by one, so as not to widen the table of the others."""
@@ -254,22 +259,33 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
             narrow.append(_Draw(at, i, row, sampler, f))
         else:
             picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.edits.reading(row, partial(keep_wide, f=f)))
-    return picked | _draw(narrow, _keep(logits, narrow)) if narrow else picked
+    return picked | _draw_narrow(logits, narrow) if narrow else picked
 
 
-def _keep(logits: Floats, draws: Sequence[_Draw]) -> Kept:
-    """What the draws choose from: found together if rows lie side by side and ask for the same number."""
+def _draw_narrow(logits: Floats, draws: Sequence[_Draw]) -> dict[int, Picked]:
+    """Draws with a small top-k: in plain Python where they are few and nobody asks for probabilities."""
+    found = _find(logits, draws)
+    is_small = len(draws) <= N_LISTED_ROWS and all(d.filter.top_k <= N_LISTED for d in draws)
+    if not is_small or any(d.sampler.sampling.n_probs > 0 for d in draws):
+        return _draw(draws, keep_of_all(found, [d.filter for d in draws]))
+    picked = {}
+    for d, tokens, values in zip(draws, found[0].tolist(), found[1].tolist(), strict=True):
+        picked[d.at] = Picked(tokens[draw_listed(values, d.filter, d.sampler.random.random())])
+    return picked
+
+
+def _find(logits: Floats, draws: Sequence[_Draw]) -> Candidates:
+    """The candidates of all draws as a table: found together if rows lie side by side and ask for the same number."""
     filters = [d.filter for d in draws]
     k, first, n = filters[0].top_k, draws[0].i, len(draws)
     if n > 1 and all(f.top_k == k for f in filters) and [d.i for d in draws] == list(range(first, first + n)):
         edits = [d.sampler.edits.apply(d.raw) for d in draws]
         try:
-            found = candidates_of_all(logits[first : first + n], k)
+            return candidates_of_all(logits[first : first + n], k)
         finally:
             for d, edit in zip(draws, edits, strict=True):
                 undo(d.raw, edit)
-        return keep_of_all(found, filters)
-    return keep([d.sampler.edits.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws], filters)
+    return table([d.sampler.edits.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws])
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
