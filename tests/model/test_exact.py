@@ -43,10 +43,38 @@ SENTENCES = (
     "In 1969 two men walked on the moon while a third, whose name hardly anybody remembers, flew around it and",
 )
 TAILS = ("What is it?", "Write one line.", "Why?", "Say it in other words, please.", "Who was there, and when?")
-WORDS = (
-    "river stone window garden paper market letter summer bridge candle forest silver harbour engine winter mirror "
-    "shadow kitchen village music doctor ladder orange teacher planet history coffee button thunder island"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "window",
+    "garden",
+    "paper",
+    "market",
+    "letter",
+    "summer",
+    "bridge",
+    "candle",
+    "forest",
+    "silver",
+    "harbour",
+    "engine",
+    "winter",
+    "mirror",
+    "shadow",
+    "kitchen",
+    "village",
+    "music",
+    "doctor",
+    "ladder",
+    "orange",
+    "teacher",
+    "planet",
+    "history",
+    "coffee",
+    "button",
+    "thunder",
+    "island",
+]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,10 @@ class Want:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``."""
+    """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``.
+
+    Neither ``transient`` snapshots, which end with the plan, nor ``spared``, which is about to be loaded, make room.
+    """
 
     view: View
     ledger: KvLedger = field(init=False)
@@ -76,6 +79,7 @@ class Draft:
     parked: set[SlotId] = field(default_factory=set)
     moved: dict[SlotId, RowId] = field(default_factory=dict)
     transient: list[SnapshotId] = field(default_factory=list)
+    spared: SnapshotId | None = None
     shape: Features = NO_FEATURES
     expected_ms: float = 0.0
     _n_snapshots: int = 0

@@ -89,7 +89,7 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
 def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
     """Drops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
 
-    Snapshots whose tokens others keep go first, then the least recently used.
+    Snapshots whose tokens others keep go first, then the least recently used; not the one that is about to be loaded.
     """
     limit = draft.view.config.cache_ram_bytes
     if limit < 0:
@@ -101,7 +101,7 @@ def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
     drops: list[Op] = []
     if excess <= 0:
         return drops
-    pinned = set(draft.transient)
+    pinned = {*draft.transient, draft.spared}
     snapshots = [s for s in ledger.snapshots() if s not in pinned]
     for snapshot in sorted(snapshots, key=lambda s: not ledger.is_redundant(ram_holder(s))):
         drops.append(Drop(snapshot))

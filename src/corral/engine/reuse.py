@@ -170,20 +170,26 @@ def _shared_row(draft: Draft, source: RowId | None, n: int) -> tuple[RowId, list
 def _begin_loaded(draft: Draft, want: Want, level: Level[Holder], is_last: bool) -> bool:
     """Load a snapshot into an empty row; needs cells for all it holds."""
     ledger = draft.ledger
-    holder = min(level.holders, key=lambda h: ledger.snapshot_length(SnapshotId(h.id)))
-    snapshot = SnapshotId(holder.id)
+    snapshot = _snapshot(draft, level)
+    assert snapshot is not None
     n_loaded = ledger.snapshot_length(snapshot)
     n_needed = max(n_loaded, len(want.tokens))
     if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable():
         return False
-    if not reclaim(draft, n_needed):
-        return False
-    row, _ = _shared_row(draft, None, 0)
-    if snapshot not in draft.ledger.snapshots():  # eviction made room in RAM with the very one
+    draft.spared = snapshot
+    row = _shared_row(draft, None, 0)[0] if reclaim(draft, n_needed) else None
+    draft.spared = None
+    if row is None or snapshot not in draft.ledger.snapshots():  # a longer row that was saved may have replaced it
         return False
     n = level.n - (_given_back(draft, want, level.n) if is_last else 0)
     draft.act(Begin(want.slot, row, n), Load(snapshot, row), *_cut(n, n_loaded, row))
     return True
+
+
+def _snapshot(draft: Draft, level: Level[Holder] | None) -> SnapshotId | None:
+    """Of those in RAM that hold the prefix the shortest: the least to load."""
+    in_ram = [SnapshotId(h.id) for h in level.holders if h.tier is Tier.RAM] if level else []
+    return min(in_ram, key=draft.ledger.snapshot_length, default=None)
 
 
 def _cut(n: int, n_held: int, row: RowId) -> list[Op]:
@@ -201,7 +207,9 @@ def _begin_split(draft: Draft, want: Want, levels: list[Level[Holder]]) -> None:
         draft.act(Begin(want.slot, row, n), *_in_place(draft, row, n))
         return
     if draft.ledger.length(row):
+        draft.spared = _snapshot(draft, level)
         evict(draft, row)
+        draft.spared = None
     n, ops = _bring(draft, row, want)
     draft.act(Begin(want.slot, row, n), *ops)
 
@@ -239,10 +247,9 @@ def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
     if not levels:
         return 0, []
     level = levels[-1]
-    in_ram = [SnapshotId(h.id) for h in level.holders if h.tier is Tier.RAM]
+    snapshot = _snapshot(draft, level)
     ops: list[Op] = []
-    if in_ram:
-        snapshot = min(in_ram, key=ledger.snapshot_length)
+    if snapshot is not None:
         n_held = ledger.snapshot_length(snapshot)
     else:
         src = min(RowId(h.id) for h in level.holders)

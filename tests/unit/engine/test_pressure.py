@@ -64,6 +64,15 @@ def test_the_ram_tier_keeps_its_budget_and_forgets_the_oldest(unified: bool) -> 
     assert player.starts[TaskId(6)].n_cached == 0
 
 
+@MEMORIES
+def test_what_is_about_to_be_loaded_does_not_make_room_for_what_has_to_leave(unified: bool) -> None:
+    """llama.cpp#22756: two conversations take turns on one row, and RAM has room for one."""
+    player = Player(Setup(unified=unified, n_slots=1, n_ctx=60, cache_ram_bytes=500))
+    for stem in (0, 1, 0):
+        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, key=f"tenant {stem}")])
+    assert player.starts[TaskId(3)].n_cached == 44
+
+
 def test_s27_when_running_tasks_outgrow_the_cache_the_youngest_is_parked_and_resumes() -> None:
     """Each fits alone; the two do not. The older is never disturbed, and both answers are whole."""
     player = Player(Setup(unified=True, n_slots=2, n_ctx=64, n_spare=2))
