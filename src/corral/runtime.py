@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
 from corral.engine.thread import EngineThread
-from corral.ports import Clock, Context, MemoryTraits, Model
+from corral.errors import LoadError
+from corral.ports import Clock, Context, MemoryTraits, Model, Rollback
+
+if TYPE_CHECKING:
+    from corral.llama.context import LlamaContext
+    from corral.llama.model import LlamaModel
+
+log = logging.getLogger("corral.runtime")
 
 
 class SystemClock:
@@ -41,7 +50,7 @@ class Runtime:
 
         loaded = LlamaModel.load(model, on_progress)
         try:
-            memory = loaded.new_context(context)
+            memory = _cuttable(loaded, context)
         except BaseException:
             loaded.close()
             raise
@@ -64,6 +73,18 @@ class Runtime:
         """Stop the engine and free everything."""
         self.engine.stop(drain_s)
         self.model.close()
+
+
+def _cuttable(model: LlamaModel, config: ContextConfig) -> LlamaContext:
+    """A context whose rows can be cut back anywhere, as reuse of prefixes needs. Raises LoadError where none can."""
+    memory = model.new_context(config)
+    if memory.traits.rollback is Rollback.ANY:
+        return memory
+    if not memory.traits.window:
+        raise LoadError(f"{model.info.path}: recurrent and hybrid models are not supported yet")
+    memory.close()
+    log.warning("sliding window of %d tokens: the whole context is kept (as with --swa-full)", memory.traits.window)
+    return model.new_context(replace(config, swa_full=True))
 
 
 def _start(
