@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from corral.ids import RowId
@@ -109,15 +110,21 @@ def _pieces(parts: Sequence[Part], traits: MemoryTraits) -> list[list[Part]]:
 PRIOR = Features(n_ubatches=5.7, n_tokens=1.25, seen=0.0035, seen_tiled=0.001, masked=0.00037)
 """ms of each feature for a 135M model in Q4_0 on two cores. Only the proportions matter: the first step scales all."""
 
-RATE = 0.3
-"""How far one step pulls the weights toward what was measured."""
+DOUBT = 0.5
+"""Variance of a weight's relative error before anything was measured, and the most it returns to."""
+
+DRIFT = 2e-4
+"""How much of that comes back with each step: machines and their neighbours change."""
+
+NOISE = 0.01
+"""Variance of a step's time relative to what it should be: 10 % of deviation."""
 
 
 class CostModel:
-    """Weights of ``Features`` in ms, fitted step by step.
+    """Weights of ``Features`` in ms, fitted step by step by a Kalman filter over their relative errors.
 
-    Each step corrects the weights along their own contribution to the prediction (a normalised LMS step scaled by the
-    weights), so that a weight that had no part in a step keeps its value and none turns negative.
+    Steps of few tokens tell the price of a ubatch, long chunks that of a token: the covariance keeps apart who may be
+    wrong, so that one prompt corrects what a thousand decoding steps could not tell. No weight turns negative.
     """
 
     def __init__(self, traits: MemoryTraits) -> None:
@@ -125,6 +132,7 @@ class CostModel:
         self.weights = PRIOR
         self.state_bytes_per_ms = 5e6
         self.n_learned = 0
+        self._doubt = [[DOUBT if i == j else 0.0 for j in range(len(PRIOR))] for i in range(len(PRIOR))]
 
     def predict(self, f: Features) -> float:
         """Milliseconds."""
@@ -147,10 +155,13 @@ class CostModel:
             self.weights = Features(*(w * ms / predicted for w in self.weights))
             return
         error = max(-0.5, min(0.5, (ms - predicted) / predicted))  # one slow step (a page fault, a neighbour) is noise
-        shares = [w * x for w, x in zip(self.weights, f, strict=True)]
-        norm = sum(s * s for s in shares)
-        step = RATE * error * predicted / norm
-        self.weights = Features(*(w * max(0.5, 1 + step * s) for w, s in zip(self.weights, shares, strict=True)))
+        shares = [w * x / predicted for w, x in zip(self.weights, f, strict=True)]
+        blame = [sum(map(mul, row, shares)) for row in self._doubt]
+        gain = 1 / (sum(map(mul, blame, shares)) + NOISE)
+        self.weights = Features(*(w * max(0.5, 1 + gain * b * error) for w, b in zip(self.weights, blame, strict=True)))
+        for i, row in enumerate(self._doubt):
+            self._doubt[i] = [p - gain * blame[i] * b for p, b in zip(row, blame, strict=True)]
+            self._doubt[i][i] = min(DOUBT, self._doubt[i][i] + DRIFT)
 
     def learn_state(self, n_bytes: int, ms: float) -> None:
         """Saving or loading a row of ``n_bytes`` took ``ms``."""

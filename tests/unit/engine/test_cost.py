@@ -93,10 +93,24 @@ def test_the_first_step_sets_the_scale_and_one_slow_step_does_not_spoil_it() -> 
     f = features(running(4), model.traits, 800)
     model.learn(f, 100.0)
     assert model.predict(f) == pytest.approx(100.0)
+    for _ in range(20):
+        model.learn(f, 100.0)
     model.learn(f, 100_000.0)
-    assert model.predict(f) < 120.0
+    assert model.predict(f) < 115.0
     model.learn(f, 0.0)
-    assert model.predict(f) < 120.0
+    assert model.predict(f) < 115.0
+
+
+def test_decoding_does_not_teach_the_price_of_prompt_tokens() -> None:
+    """A ubatch twice as dear as thought looks, with two tokens in it, like dear tokens; one prompt tells them apart."""
+    shape = traits(unified=True)
+    model, machine = CostModel(shape), CostModel(shape)
+    machine.weights = PRIOR._replace(n_ubatches=3 * PRIOR.n_ubatches)
+    decode, prompt = features(running(2), shape, 100), features([Part(RowId(7), 0, 48)], shape, 0)
+    for f in (prompt, *[decode] * 500):
+        model.learn(f, machine.predict(f))
+    chunk = features([*running(2), Part(RowId(7), 0, 256)], shape, 100)
+    assert model.predict(chunk) == pytest.approx(machine.predict(chunk), rel=0.15)
 
 
 @MEMORIES
