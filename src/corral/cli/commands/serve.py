@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -38,13 +37,6 @@ def serve(args: Parsed) -> int:
     settings = resolve(args)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Serving(settings, args).run())
-
-
-def _calm_collector() -> None:
-    """Leave what is loaded out of garbage collection and look for cycles seldom: it took 0.1 ms of each step."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -91,7 +83,6 @@ class _Serving:
             return
         try:
             self._app.ready(runtime)
-            _calm_collector()
             if not (self._stop.is_set() or http.done()):
                 self._tell_ready(runtime)
             await self._until_stopped(http)
