@@ -15,7 +15,7 @@ help:
 	@echo "make test     everything that CI runs: format, lint, types, layers, tests"
 	@echo "make check    the same without the tests"
 	@echo "make format   format the code and sort imports"
-	@echo "make long     thousands of random histories over the simulated model (about 15 minutes)"
+	@echo "make long     thousands of random histories, crowds of clients that vanish (about 20 minutes)"
 	@echo "make bench    measure a running server                                     (ARGS='--help')"
 	@echo "make docs     write docs/cli.md from the table of flags"
 	@echo "make clean    remove caches and build results; make distclean removes $(VENV), too"
@@ -46,7 +46,7 @@ test: check
 	$(BIN)/python -m pytest $(ARGS)
 
 long: $(VENV)/.installed-dev
-	CORRAL_LONG=1 $(BIN)/python -m pytest tests/props --timeout 3600 $(ARGS)
+	CORRAL_LONG=1 $(BIN)/python -m pytest tests/props tests/api/test_vanish.py tests/model/test_pressure.py --timeout 3600 $(ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix --select I .
