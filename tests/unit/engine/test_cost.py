@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, Player, Setup, Submit
+from tests.props.engine_machine import PATIENT
 
 from corral.engine.cost import PRIOR, CostModel, Features, Part, features, ubatches
 from corral.ids import RowId
@@ -111,25 +109,3 @@ def test_decoding_does_not_teach_the_price_of_prompt_tokens() -> None:
         model.learn(f, machine.predict(f))
     chunk = features([*running(2), Part(RowId(7), 0, 256)], shape, 100)
     assert model.predict(chunk) == pytest.approx(machine.predict(chunk), rel=0.15)
-
-
-@MEMORIES
-def test_n4_running_streams_keep_their_pace_beside_a_long_prompt(unified: bool) -> None:
-    """In virtual time, with gaps measured between a running task's tokens; unchunked it would be 1.3 s."""
-    target_ms = 250.0
-    setup = Setup(unified, n_slots=2, n_ctx=1200, n_spare=1, n_batch=1024, n_ubatch=512, itl_target_ms=target_ms)
-    player = Player(setup)
-    (first,) = player.submit(Submit(n_prompt=20, n_predict=100))
-    player.until(lambda: first in player.open and len(player.open[first].tokens) > 3)
-    (long,) = player.submit(Submit(stem=1, n_prompt=800, n_predict=2))
-    gaps_ms: list[float] = []
-
-    def long_has_a_token() -> bool:
-        gaps_ms.append(player.engine._clock.now_ms())
-        return long in player.finished
-
-    player.until(long_has_a_token)
-    assert first in player.open, "the running stream ended before it could be disturbed"
-    assert max(b - a for a, b in pairwise(gaps_ms)) <= target_ms
-    assert len(gaps_ms) < 15, "the chunks are smaller than the target asks for"
-    player.drain()
