@@ -98,6 +98,7 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
         cache_ram_bytes=-1 if ram < 0 else ram * MIB,
         cont_batching=args["cont_batching"],
         slot_prompt_similarity=args["slot_prompt_similarity"],
+        show_text=args["slots_debug"],
         audit=args["audit"],
     )
 

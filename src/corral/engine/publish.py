@@ -42,6 +42,7 @@ def _slot(slot: Slot, books: Books) -> SlotSnapshot:
         n_decoded=work.n_decoded,
         n_remain=limit - work.n_decoded if limit >= 0 else -1,
         has_new_line=work.text.has_new_line,
+        generated=work.text.text if books.config.show_text else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from corral.ids import SlotId, TaskId, Token
+from corral.ids import SlotId, TaskId
 from corral.tasks import Task
 
 
@@ -26,7 +26,7 @@ class SlotSnapshot:
     """One slot. ``task`` is the running one, or the last if idle (None before the first).
 
     ``n_tokens``: tokens in its cache; idle, those it last held and that are still kept. ``kept``: in words, where an
-    idle slot's prefix is ("row 2", "ram", "evicted", "").
+    idle slot's prefix is ("row 2", "ram", "evicted", ""). ``generated``: the text so far, if ``show_text`` asks for it.
     """
 
     id: SlotId
@@ -41,7 +41,6 @@ class SlotSnapshot:
     n_remain: int
     has_new_line: bool
     kept: str = ""
-    tokens: tuple[Token, ...] = ()
     generated: str = ""
 
     @property

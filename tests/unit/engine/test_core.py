@@ -12,7 +12,7 @@ from corral.errors import CorralError, ExceedContext, InvalidRequest, ServerErro
 from corral.events import Event, Failed, Finished, StopReason
 from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
 from corral.sim.clock import VirtualClock
-from corral.sim.model import SimModel
+from corral.sim.model import SimModel, SimSpec
 from corral.tasks import Limits, Sampling, Task
 
 PROMPT = (97, 98, 99)
@@ -162,3 +162,17 @@ def test_a_closed_engine_frees_samplers_and_context() -> None:
     assert not core.books.samplers
     with pytest.raises(ValueError, match="closed"):
         core._context.bounds(RowId(0))
+
+
+def test_generated_text_is_shown_only_when_asked_for() -> None:
+    """Other users' text is nobody's business: GET /slots shows it under --slots-debug alone."""
+    for show_text in (False, True):
+        model = SimModel(SimSpec(eos_every=0))
+        clock = VirtualClock()
+        context = model.new_context(ContextConfig(n_ctx=64, n_slots=1, n_rows=1), clock)
+        made = Engine(model, context, clock, EngineConfig(n_slots=1, show_text=show_text))
+        made.submit((Task(TaskId(1), (97, 98), limits=Limits(n_predict=20)),))
+        for _ in range(10):
+            made.step()
+        assert bool(made.snapshot.slots[0].generated) is show_text
+        made.close()
