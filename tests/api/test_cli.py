@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 WAIT_S = 60
-SMALL = ("-np", "2", "-c", "1024", "-b", "256", "-t", "2", "--port", "0")
+SMALL = ("-np", "2", "-c", "1024", "-b", "256", "-t", "1", "--port", "0")
 
 
 class Server:
@@ -103,7 +103,7 @@ def test_the_flags_reach_the_routes(shared: tuple[Server, str]) -> None:
     _, url = shared
     models = httpx.get(f"{url}/v1/models", timeout=WAIT_S).json()
     assert models["data"][0]["id"] == "other"
-    assert models["data"][0]["meta"]["n_ctx"] == 512
+    assert models["data"][0]["meta"]["n_ctx"] == 1024
     assert httpx.get(f"{url}/metrics", timeout=WAIT_S).status_code == 501
 
 
