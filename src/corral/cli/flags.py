@@ -62,7 +62,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "-kvu --kv-unified !-no-kvu !--no-kv-unified",
             k.SWITCH,
             None,
-            "one KV pool that all slots share; default: on unless -np is given",
+            "one KV pool that all slots share; default: on for up to 8 slots",
             "KV_UNIFIED",
         ),
         _flag("-b --batch-size", k.integer(1), 2048, "tokens in one step at most", "BATCH"),

@@ -103,6 +103,19 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
     )
 
 
+def _api_prefix(text: str) -> str:
+    """With a slash in front and none behind; empty for none."""
+    text = text.strip("/")
+    return f"/{text}" if text else ""
+
+
+def _api_keys(args: Parsed) -> tuple[str, ...]:
+    """Raises UsageError for an empty list: a variable that is not set must not open the server to all."""
+    if "api_key" in args.given and not args["api_key"]:
+        raise UsageError("--api-key is empty: give a key, or leave the flag out for a server without keys")
+    return (*args["api_key"], *args["api_key_file"])
+
+
 def _server(args: Parsed) -> ServerConfig:
     if (args["ssl_key_file"] is None) != (args["ssl_cert_file"] is None):
         raise UsageError("--ssl-key-file and --ssl-cert-file need each other")
@@ -110,8 +123,8 @@ def _server(args: Parsed) -> ServerConfig:
     return ServerConfig(
         host=args["host"],
         port=args["port"],
-        api_prefix=args["api_prefix"].rstrip("/"),
-        api_keys=(*args["api_key"], *args["api_key_file"]),
+        api_prefix=_api_prefix(args["api_prefix"]),
+        api_keys=_api_keys(args),
         alias=args["alias"],
         tags=args["tags"],
         endpoint_metrics=args["metrics"],

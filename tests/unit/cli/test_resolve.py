@@ -150,6 +150,19 @@ ELSEWHERE = {"drain_s", "verbose", "verbosity", "log_file", "log_prefix", "log_t
 def test_no_flag_is_silently_ignored() -> None:
     values = parse([], {}).values
     resolve(Recorder(values, frozenset(), ()))
-    resolve(Recorder(values, frozenset(values), ()))
+    resolve(Recorder({**values, "api_key": ("secret",)}, frozenset(values), ()))
     flags = [flag for group in FLAGS.values() for flag in group if not flag.note and flag.only is None]
     assert {flag.key for flag in flags} - Recorder.asked == ELSEWHERE
+
+
+@pytest.mark.parametrize("keys", ["", ",", " , "])
+def test_an_empty_key_does_not_open_the_server(keys: str) -> None:
+    """As when a script passes a variable that is not set."""
+    with pytest.raises(UsageError, match="--api-key is empty"):
+        settings("--api-key", keys)
+    assert settings("--api-key", "a,b").server.api_keys == ("a", "b")
+
+
+@pytest.mark.parametrize(("text", "prefix"), [("foo", "/foo"), ("/foo/", "/foo"), ("/", ""), ("", ""), ("a/b", "/a/b")])
+def test_a_prefix_has_its_slash_in_front(text: str, prefix: str) -> None:
+    assert settings("--api-prefix", text).server.api_prefix == prefix
