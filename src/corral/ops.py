@@ -17,7 +17,10 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Make ``dst`` (emptied first) hold positions [0, n) of ``src`` by sharing cells. Only where cells are shared."""
+    """Make ``dst`` (emptied first) hold positions [0, n) of ``src`` by sharing cells. Only where cells are shared.
+
+    Where ``src`` cannot be cut at ``n``, ``dst`` is good for nothing but a Restore of a checkpoint at ``n``.
+    """
 
     src: RowId
     dst: RowId
@@ -41,13 +44,30 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Keep what of the row cannot be cut back (a window, a state) under ``snapshot``, for its present length."""
+
+    row: RowId
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring the row, which holds at least the checkpoint's ``n`` tokens, back to just them. The checkpoint stays."""
+
+    snapshot: SnapshotId
+    row: RowId
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget a snapshot."""
+    """Forget a snapshot or checkpoint."""
 
     snapshot: SnapshotId
 
 
-Op = Trim | Copy | Save | Load | Drop
+Op = Trim | Copy | Save | Load | Checkpoint | Restore | Drop
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,13 @@ class MemoryTraits:
 
     ``n_cells``: cells in the whole pool. ``n_cells_row``: the most cells one row may use (on split KV its stream's
     size, on unified KV ``n_cells``). ``shared_cells``: rows can share cells by Copy (unified KV); else a prefix travels
-    as bytes. ``n_streams``: pools of the attention kernel (1 on unified KV, n_rows on split). ``bytes_per_token``: of a
-    saved row, about.
+    as bytes. ``n_streams``: pools of the attention kernel (1 on unified KV, n_rows on split). A saved row has about
+    ``bytes_per_row + length * bytes_per_token``, a checkpoint ``bytes_per_row``.
+
+    ``rollback`` BOUNDED: a row whose lowest kept position is ``first`` can be cut at n if n - ``window`` >= first, or
+    first = 0; that position may move up with every forward pass of any row. WHOLE_ROW: only a checkpoint brings a row
+    back. ``window_cells``: size of the second pool, that of the layers with a window; each row takes up to ``window``
+    of them, never shared. A row of recurrent memory takes no cells of the main pool.
     """
 
     n_cells: int
@@ -50,6 +55,7 @@ class MemoryTraits:
     window_cells: int = 0
     whole_copy_only: bool = False
     bytes_per_token: int = 0
+    bytes_per_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,14 @@ class Context(Protocol):
 
     def load(self, row: RowId, data: bytes) -> bool:
         """Replace the row by saved state. False (wrong bytes or no room): the row is empty now."""
+        ...
+
+    def checkpoint(self, row: RowId) -> bytes:
+        """What of the row cannot be cut back: its window, its state. ValueError where any row can be cut anywhere."""
+        ...
+
+    def restore(self, row: RowId, n: int, data: bytes) -> bool:
+        """Bring the row back to its first ``n`` positions with the checkpoint taken there. False: it is empty now."""
         ...
 
     def close(self) -> None: ...

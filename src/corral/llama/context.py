@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _STATUS = {0: DecodeStatus.OK, 1: DecodeStatus.NO_ROOM, 2: DecodeStatus.ABORTED, -1: DecodeStatus.INVALID}
 _INT_MAX = 2**31 - 1
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _UNCHANGED = (DecodeStatus.NO_ROOM, DecodeStatus.INVALID)
 _new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
@@ -140,6 +141,30 @@ class LlamaContext:
             self._trim(row, 0)
         return loaded
 
+    def checkpoint(self, row: RowId) -> bytes:
+        """Raises MemoryError if libllama cannot write the state."""
+        self._check_row(row)
+        self._check_uncuttable(row)
+        n_bytes = lib.llama_state_seq_get_size_ext(self._handle, row, _PARTIAL)
+        data: bytes = _new_bytes(None, n_bytes)
+        if lib.llama_state_seq_get_data_ext(self._handle, _pointer(data), n_bytes, row, _PARTIAL) != n_bytes:
+            raise MemoryError(f"the state of row {row} cannot be saved")
+        return data
+
+    def restore(self, row: RowId, n: int, data: bytes) -> bool:
+        self._check_row(row)
+        self._check_uncuttable(row)
+        if not 0 < n <= self._ends[row]:
+            raise ValueError(f"row {row} holds {self._ends[row]} positions, not {n}")
+        with self._log.collect():
+            n_read = int(lib.llama_state_seq_set_data_ext(self._handle, _pointer(data), len(data), row, _PARTIAL))
+        restored = 0 < n_read == len(data) and bool(lib.llama_memory_seq_rm(self._memory, row, n, -1))
+        self._ends[row] = n
+        if not restored or self.bounds(row)[1] != n:
+            self._trim(row, 0)
+            return False
+        return True
+
     def warmup(self) -> None:
         """Run one token to fault in weights and allocate buffers. Empties every row."""
         self._check_open()
@@ -181,6 +206,10 @@ class LlamaContext:
         self._check_open()
         if not 0 <= row < len(self._ends):
             raise ValueError(f"row {row} is not in 0..{len(self._ends) - 1}")
+
+    def _check_uncuttable(self, row: RowId) -> None:
+        if self._traits.rollback is Rollback.ANY:
+            raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")
 
     def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
         self._check_row(dst)

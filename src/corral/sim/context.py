@@ -164,6 +164,12 @@ class SimContext:
         self._clock.advance(self._cost.state(free.size))
         return True
 
+    def checkpoint(self, row: RowId) -> bytes:
+        raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")
+
+    def restore(self, row: RowId, n: int, data: bytes) -> bool:
+        raise ValueError(f"row {row} can be cut at {n}: it needs no checkpoint")
+
     def close(self) -> None:
         self._closed = True
         self._readable = False
