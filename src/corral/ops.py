@@ -28,6 +28,19 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """Take positions [keep, keep + discard) out of the row; what lies behind moves down by ``discard``.
+
+    0 <= keep, 1 <= discard, keep + discard < the row's length; only the row may hold the cells that move. The result
+    is approximate: the moved cells remember what they saw. It can be saved only after the next forward pass.
+    """
+
+    row: RowId
+    keep: int
+    discard: int
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Keep the whole row as bytes under ``snapshot``. The row stays."""
 
@@ -67,7 +80,7 @@ class Drop:
     snapshot: SnapshotId
 
 
-Op = Trim | Copy | Save | Load | Checkpoint | Restore | Drop
+Op = Trim | Copy | Shift | Save | Load | Checkpoint | Restore | Drop
 
 
 @dataclass(frozen=True, slots=True)

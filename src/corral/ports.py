@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from corral.ids import RowId, Token
-from corral.ops import Copy, Span, Trim
+from corral.ops import Copy, Shift, Span, Trim
 from corral.tasks import Sampling
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class Context(Protocol):
     @property
     def traits(self) -> MemoryTraits: ...
 
-    def apply(self, op: Trim | Copy) -> None:
-        """Change which cells belong to which row."""
+    def apply(self, op: Trim | Copy | Shift) -> None:
+        """Change which cells belong to which row, and at which position."""
         ...
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
@@ -126,7 +126,7 @@ class Context(Protocol):
         ...
 
     def save(self, row: RowId) -> bytes:
-        """The row's whole state."""
+        """The row's whole state. ValueError after a Shift until the next decode: only that moves the cells."""
         ...
 
     def load(self, row: RowId, data: bytes) -> bool:

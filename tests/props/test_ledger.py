@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from corral.config import ContextConfig
-from corral.engine.ledger import KvLedger, Lease, StaleLease, ram_holder, row_holder
+from corral.engine.ledger import SHIFTED, KvLedger, Lease, StaleLease, ram_holder, row_holder
 from corral.ids import CacheKey, RowId, SnapshotId
-from corral.ops import Copy, Drop, Load, Op, Save, Span, Trim
+from corral.ops import Copy, Drop, Load, Op, Save, Shift, Span, Trim
 from corral.ports import DecodeStatus
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
@@ -49,7 +49,7 @@ class Pair:
             case Drop(snapshot):
                 del self.bytes_of[snapshot]
                 self.ledger.apply(op)
-            case Trim() | Copy():
+            case Trim() | Copy() | Shift():
                 self.context.apply(op)
                 self.ledger.apply(op)
 
@@ -57,6 +57,8 @@ class Pair:
         """Extend rows; after a failure cut back what stayed, as an executor does."""
         spans = [Span(row, self.ledger.length(row), tuple(tokens), 1) for row, tokens in sorted(batch.items())]
         status = self.context.decode(spans)
+        if status is DecodeStatus.OK:
+            self.ledger.settle()
         for span in spans:
             if status is DecodeStatus.OK:
                 self.ledger.extend(span.row, KEY, span.tokens)
@@ -119,9 +121,26 @@ class LedgerAgainstCells(RuleBasedStateMachine):
         if self.pair.context.traits.shared_cells and src != dst:
             self.pair.apply(Copy(src, dst, min(n, self.pair.ledger.length(src))))
 
+    @rule(row=ROWS, keep=st.integers(0, 6), discard=st.integers(1, 6))
+    def shift(self, row: RowId, keep: int, discard: int) -> None:
+        """Who may shift is the ledger's to know; the cells agree. Others do not notice."""
+        op = Shift(row, keep, discard)
+        before = [self.pair.context.tokens(other) for other in self.pair.ledger.rows() if other != row]
+        if keep + discard < self.pair.ledger.length(row) and self.pair.ledger.owns_from(row, keep + discard):
+            self.pair.apply(op)
+            assert str(self.pair.ledger.key(row)).startswith(SHIFTED)
+        else:
+            for side in (self.pair.ledger.apply, self.pair.context.apply):
+                with pytest.raises(ValueError, match=r"cells|positions"):
+                    side(op)
+        assert before == [self.pair.context.tokens(other) for other in self.pair.ledger.rows() if other != row]
+
     @rule(row=ROWS)
     def save(self, row: RowId) -> None:
-        if self.pair.ledger.length(row):
+        if self.pair.ledger.length(row) and not self.pair.ledger.is_settled(row):
+            with pytest.raises(ValueError, match="before the next decode"):
+                self.pair.context.save(row)
+        elif self.pair.ledger.length(row):
             self.n_snapshots += 1
             self.pair.apply(Save(row, SnapshotId(self.n_snapshots)))
 

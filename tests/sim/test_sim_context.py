@@ -10,7 +10,7 @@ import pytest
 from corral.config import ContextConfig
 from corral.errors import LoadError
 from corral.ids import RowId
-from corral.ops import Copy, Span, Trim
+from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
@@ -333,3 +333,38 @@ def test_sizes_libllama_would_refuse() -> None:
     for config in (replace(UNIFIED, n_rows=1), replace(UNIFIED, n_batch=0), replace(UNIFIED, n_ctx=-1)):
         with pytest.raises(LoadError):
             open_context(config)
+
+
+def test_a_shifted_row_keeps_what_it_saw(context: SimContext) -> None:
+    """Its tokens move down, the next one is another than of a cold row with the same tokens, and bytes keep that."""
+    tokens = tuple(range(97, 109))
+    context.decode([Span(A, 0, tokens)])
+    context.apply(Shift(A, 2, 5))
+    assert context.tokens(A) == (tokens[:2] + tokens[7:])
+    assert context.bounds(A) == (0, 7)
+    context.check()
+    context.decode([Span(A, 7, (97,), 1)])
+    warm = context.logits()[0].copy()
+    data = context.save(A)
+    context.decode([Span(B, 0, tokens[:2] + tokens[7:] + (97,), 1)])
+    cold = context.logits()[0].copy()
+    assert not np.array_equal(warm, cold)
+    assert context.load(C, data)
+    context.decode([Span(C, 8, (98,), 1), Span(A, 8, (98,), 1)])
+    assert np.array_equal(*context.logits())
+
+
+def test_a_shift_takes_place_with_the_next_decode(context: SimContext) -> None:
+    context.decode([Span(A, 0, (97, 98, 99, 100))])
+    context.apply(Shift(A, 0, 1))
+    with pytest.raises(ValueError, match="before the next decode"):
+        context.save(A)
+    context.decode([Span(B, 0, (97,))])
+    assert context.save(A)
+
+
+@pytest.mark.parametrize(("keep", "discard"), [(0, 4), (-1, 2), (2, 0), (4, 1)])
+def test_a_shift_leaves_something_that_moves(context: SimContext, keep: int, discard: int) -> None:
+    context.decode([Span(A, 0, (97, 98, 99, 100))])
+    with pytest.raises(ValueError, match="cannot keep"):
+        context.apply(Shift(A, keep, discard))

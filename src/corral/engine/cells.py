@@ -34,6 +34,17 @@ class Cells:
         """Cells that dropping this row alone would free."""
         return sum(run.n for run in self._runs.get(row, ()) if len(run.rows) == 1)
 
+    def owns_from(self, row: RowId, n: int) -> bool:
+        """Whether nobody else holds the row's cells from position ``n`` on."""
+        end = self.length(row)
+        for run in reversed(self._runs.get(row, ())):
+            if end <= n:
+                break
+            if len(run.rows) > 1:
+                return False
+            end -= run.n
+        return True
+
     def freed_by(self, rows: set[RowId]) -> int:
         """Cells that dropping all of these rows would free."""
         seen: dict[int, int] = {}
@@ -69,6 +80,21 @@ class Cells:
         self._lengths[row] = n
         if n == 0:
             del self._runs[row], self._lengths[row]
+
+    def cut_out(self, row: RowId, start: int, end: int) -> None:
+        """The row gives up its cells [start, end); those behind move down. Raises ValueError if others hold these."""
+        if not 0 <= start < end < self.length(row):
+            raise ValueError(f"row {row} has {self.length(row)} cells: [{start}, {end}) cannot be taken out")
+        if not self.owns_from(row, end):
+            raise ValueError(f"row {row} shares cells from {end} on with others: they would move too")
+        first, last = self._cut(row, start), self._cut(row, end)
+        runs = self._runs[row]
+        for run in runs[first:last]:
+            run.rows.discard(row)
+            if not run.rows:
+                self.n_used -= run.n
+        del runs[first:last]
+        self._lengths[row] -= end - start
 
     def share(self, src: RowId, dst: RowId, n: int) -> None:
         """``dst`` (emptied first) takes part in the first ``n`` cells of ``src``."""

@@ -13,8 +13,11 @@ from typing import NamedTuple
 from corral.engine.cells import Cells
 from corral.engine.radix import Level, RadixTree
 from corral.ids import CacheKey, RowId, SnapshotId, Token
-from corral.ops import Copy, Drop, Load, Op, Save, Trim
+from corral.ops import Copy, Drop, Load, Op, Save, Shift, Trim
 from corral.ports import MemoryTraits
+
+SHIFTED = "\0shifted "
+"""Begins the keys of rows whose cells were moved: each such key belongs to one conversation."""
 
 
 class Tier(Enum):
@@ -68,6 +71,8 @@ class KvLedger:
         self._used_at: dict[Holder, int] = {}
         self._snapshot_bytes: dict[SnapshotId, int] = {}
         self.rent_ms: dict[RowId, float] = {}
+        self.n_shifted = 0
+        self._unsettled: set[RowId] = set()
 
     # --- questions -------------------------------------------------------------------------------------------------
 
@@ -84,6 +89,20 @@ class KvLedger:
     def key(self, row: RowId) -> CacheKey:
         """Raises KeyError for an empty row."""
         return self._tree.key(row_holder(row))
+
+    def own_key(self, row: RowId) -> CacheKey | None:
+        """The key that the row has to itself since its cells were moved; None for an exact or empty row."""
+        holder = row_holder(row)
+        key = self._tree.key(holder) if holder in self._tree else CacheKey("")
+        return key if key.startswith(SHIFTED) else None
+
+    def owns_from(self, row: RowId, n: int) -> bool:
+        """Whether nobody else holds the row's cells from position ``n`` on, so that they may move."""
+        return self._cells.owns_from(row, n)
+
+    def is_settled(self, row: RowId) -> bool:
+        """Whether the row may be saved: not between a Shift and the next forward pass."""
+        return row not in self._unsettled
 
     def snapshot_length(self, snapshot: SnapshotId) -> int:
         return self._tree.length(ram_holder(snapshot))
@@ -186,6 +205,10 @@ class KvLedger:
         self._tree.extend(row_holder(row), key, tokens)
         self._cells.extend(row, len(tokens))
 
+    def settle(self) -> None:
+        """There was a forward pass: cells that were to move have moved."""
+        self._unsettled.clear()
+
     def apply(self, op: Op, n_bytes: int = 0) -> None:
         """An op was carried out. ``n_bytes`` is the size of what a Save stored."""
         match op:
@@ -195,7 +218,11 @@ class KvLedger:
                 self._trim(dst, 0)
                 self._tree.copy(row_holder(src), row_holder(dst), n)
                 self._cells.share(src, dst, n)
+                if n and src in self._unsettled:
+                    self._unsettled.add(dst)
                 self.touch(row_holder(src))
+            case Shift(row, keep, discard):
+                self._shift(row, keep, discard)
             case Save(row, snapshot):
                 n = self._tree.length(row_holder(row))
                 self._tree.copy(row_holder(row), ram_holder(snapshot), n)
@@ -220,6 +247,22 @@ class KvLedger:
         self._cells.trim(row, n)
         if n == 0:
             self.rent_ms.pop(row, None)
+            self._unsettled.discard(row)
+
+    def _shift(self, row: RowId, keep: int, discard: int) -> None:
+        """What was moved is no longer what its tokens alone would give: the row leaves the key that others look under.
+
+        Raises ValueError where others hold cells that would move.
+        """
+        self._cells.cut_out(row, keep, keep + discard)
+        tokens, key = self.tokens(row), self.own_key(row)
+        if key is None:
+            self.n_shifted += 1
+            key = CacheKey(f"{SHIFTED}{self.n_shifted}")
+        self._tree.drop(row_holder(row))
+        self._tree.extend(row_holder(row), key, tokens[:keep] + tokens[keep + discard :])
+        self._unsettled.add(row)
+        self.version += 1
 
     def fork(self) -> KvLedger:
         """An independent copy, for planning."""
@@ -231,6 +274,7 @@ class KvLedger:
         other._used_at = dict(self._used_at)
         other._snapshot_bytes = dict(self._snapshot_bytes)
         other.rent_ms = dict(self.rent_ms)
+        other.n_shifted, other._unsettled = self.n_shifted, set(self._unsettled)
         return other
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from corral.ids import RowId
 from corral.llama import library
 from corral.llama.batch import Batch
 from corral.llama.shape import context_params, read_traits
-from corral.ops import Copy, Span, Trim
+from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus, MemoryTraits, Rollback
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class LlamaContext:
         self._traits = read_traits(model, self._handle, config)
         self._batch = Batch(self._traits.n_batch)
         self._ends = [0] * self._traits.n_rows
+        self._unsettled: set[RowId] = set()
         self._n_readable = -1
         self._logits_at = 0
         self._views: dict[int, Logits] = {}
@@ -61,7 +62,7 @@ class LlamaContext:
     def traits(self) -> MemoryTraits:
         return self._traits
 
-    def apply(self, op: Trim | Copy) -> None:
+    def apply(self, op: Trim | Copy | Shift) -> None:
         self._check_open()
         match op:
             case Trim(row, n):
@@ -74,6 +75,14 @@ class LlamaContext:
                 if n:
                     lib.llama_memory_seq_cp(self._memory, src, dst, 0, n)
                 self._ends[dst] = n
+                if n and src in self._unsettled:
+                    self._unsettled.add(dst)
+            case Shift(row, keep, discard):
+                self._check_shift(row, keep, discard)
+                lib.llama_memory_seq_rm(self._memory, row, keep, keep + discard)
+                lib.llama_memory_seq_add(self._memory, row, keep + discard, -1, -discard)
+                self._ends[row] -= discard
+                self._unsettled.add(row)
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
         self._check_open()
@@ -88,6 +97,7 @@ class LlamaContext:
         self._abort.clear()
         if status is DecodeStatus.OK:
             self._n_readable = self._batch.n_outputs
+            self._unsettled.clear()
             for span in spans:
                 self._ends[span.row] = span.pos0 + len(span.tokens)
         elif status not in _UNCHANGED:
@@ -119,6 +129,8 @@ class LlamaContext:
     def save(self, row: RowId) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""
         self._check_row(row)
+        if row in self._unsettled:  # libllama turns K at the next decode; what it would write now has the old angles
+            raise ValueError(f"row {row} was shifted and cannot be saved before the next decode")
         n_bytes = lib.llama_state_seq_get_size(self._handle, row)
         # Written in place while nobody else has seen the object: a second copy of megabytes would cost as much.
         data: bytes = _new_bytes(None, n_bytes)
@@ -191,12 +203,15 @@ class LlamaContext:
     def _clear(self) -> None:
         lib.llama_memory_clear(self._memory, True)
         self._ends = [0] * self._traits.n_rows
+        self._unsettled.clear()
         self._n_readable = -1
 
     def _trim(self, row: RowId, n: int) -> None:
         if not lib.llama_memory_seq_rm(self._memory, row, n or -1, -1):
             raise ValueError(f"row {row} cannot be cut back to {n}")
         self._ends[row] = n
+        if not n:
+            self._unsettled.discard(row)
 
     def _check_open(self) -> None:
         if not self._handle:
@@ -218,6 +233,14 @@ class LlamaContext:
             raise ValueError("rows of split KV cannot share cells")
         if src == dst:
             raise ValueError(f"row {src} cannot be copied onto itself")
+
+    def _check_shift(self, row: RowId, keep: int, discard: int) -> None:
+        """That libllama can do it. That nobody else holds the cells that move is the caller's to know."""
+        self._check_row(row)
+        if not (self._traits.can_shift and self._traits.rollback is Rollback.ANY):
+            raise ValueError(f"cells of row {row} cannot be moved: its memory cannot shift")
+        if not (keep >= 0 and discard > 0 and keep + discard < self._ends[row]):
+            raise ValueError(f"row {row} holds {self._ends[row]} positions: cannot keep {keep} and drop {discard}")
 
     def _check_prefix(self, row: RowId, n: int) -> None:
         """That the row can stand for its first n positions alone."""

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from corral.config import ContextConfig
 from corral.errors import LoadError
 from corral.ids import RowId
-from corral.ops import Copy, Span, Trim
+from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus, MemoryTraits
 from corral.sim.attend import Head, view
 from corral.sim.clock import CostModel, VirtualClock, Work
+from corral.sim.marks import moved, seen_by, tokens_of
 from corral.sim.ubatch import Ubatch, ubatches
 
 _MAGIC = b"CSIM"
@@ -79,6 +80,7 @@ class SimContext:
         self._has = np.zeros((traits.n_rows, traits.n_cells), np.bool_)
         self._n_holders = np.zeros(traits.n_cells, np.int32)
         self._logits = np.zeros((0, head.n_vocab), np.float32)
+        self._unsettled: set[RowId] = set()
         self._readable = False
         self._closed = False
         self.n_decodes = 0
@@ -97,7 +99,7 @@ class SimContext:
         """Cells the row can still take."""
         return int(self._free(row).size)
 
-    def apply(self, op: Trim | Copy) -> None:
+    def apply(self, op: Trim | Copy | Shift) -> None:
         match op:
             case Trim(row, n):
                 self._check_prefix(row, n)
@@ -107,6 +109,10 @@ class SimContext:
                 self._trim(dst, 0)
                 cells = self._cells(src)
                 self._hold(dst, cells[self._pos[cells] < n])
+                if n and src in self._unsettled:
+                    self._unsettled.add(dst)
+            case Shift(row, keep, discard):
+                self._shift(row, keep, discard)
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
         self._check_spans(spans)
@@ -127,6 +133,7 @@ class SimContext:
         self._compute(spans, pieces)
         self._logits = self._outputs(spans)
         self._readable = True
+        self._unsettled.clear()
         return DecodeStatus.OK
 
     def logits(self) -> NDArray[np.float32]:
@@ -143,6 +150,8 @@ class SimContext:
 
     def save(self, row: RowId) -> bytes:
         self._check_row(row)
+        if row in self._unsettled:
+            raise ValueError(f"row {row} was shifted and cannot be saved before the next decode")
         cells = self._cells(row)
         self._clock.advance(self._cost.state(cells.size))
         head = _HEADER.pack(_MAGIC, self._traits.n_streams, cells.size, self._seed)
@@ -187,7 +196,7 @@ class SimContext:
     def tokens(self, row: RowId) -> tuple[int, ...]:
         """What the row's cells hold, in order of position."""
         cells = self._cells(row)
-        return tuple(int(t) for t in self._token[cells][np.argsort(self._pos[cells], kind="stable")])
+        return tuple(int(t) for t in tokens_of(self._token[cells])[np.argsort(self._pos[cells], kind="stable")])
 
     def _pool(self, row: RowId) -> slice:
         if self._traits.n_streams == 1:
@@ -212,6 +221,23 @@ class SimContext:
         gone = cells[self._pos[cells] >= n]
         self._has[row, gone] = False
         self._n_holders[gone] -= 1
+        if not n:
+            self._unsettled.discard(row)
+
+    def _shift(self, row: RowId, keep: int, discard: int) -> None:
+        self._check_row(row)
+        cells = self._cells(row)
+        if not (keep >= 0 and discard > 0 and keep + discard < cells.size):
+            raise ValueError(f"row {row} holds {cells.size} positions: cannot keep {keep} and drop {discard}")
+        rest = cells[self._pos[cells] >= keep + discard]
+        if (self._n_holders[rest] > 1).any():
+            raise ValueError(f"row {row} shares cells from {keep + discard} on with others: they would move too")
+        gone = cells[(self._pos[cells] >= keep) & (self._pos[cells] < keep + discard)]
+        self._has[row, gone] = False
+        self._n_holders[gone] -= 1
+        self._token[rest] = moved(self._token[rest], discard)
+        self._pos[rest] -= discard
+        self._unsettled.add(row)
 
     def _fits(self, spans: Sequence[Span]) -> bool:
         if self._traits.n_streams == 1:
@@ -225,7 +251,8 @@ class SimContext:
             for row, n in piece:
                 span, at = todo[row], done[row]
                 cells = self._free(row)[:n]
-                self._token[cells] = span.tokens[at : at + n]
+                tokens = np.array(span.tokens[at : at + n], np.int32)
+                self._token[cells] = seen_by(tokens, span.pos0 + at, self._token[self._cells(row)])
                 self._pos[cells] = np.arange(span.pos0 + at, span.pos0 + at + n)
                 self._hold(row, cells)
                 done[row] += n

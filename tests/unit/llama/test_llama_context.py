@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
 from corral.config import ContextConfig, ModelConfig
 from corral.llama.model import LlamaModel
-from corral.ops import Copy, Span, Trim
+from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus, Rollback
 
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
@@ -362,3 +363,44 @@ def test_recurrent_states_move_exactly(recurrent):
     assert close(first, third)
     assert recurrent.load(1, b"nonsense") is False
     assert recurrent.bounds(1) == (0, 0)
+
+
+def test_a_shift_moves_the_rest_and_keeps_what_it_saw(model, context):
+    """With rotary positions only distances matter: cells moved down as one give what they gave where they were."""
+    context.decode([Span(0, 0, PROMPT), Span(1, 0, PROMPT), Span(2, 0, PROMPT)])
+    lib.llama_memory_seq_rm(context._memory, 1, 0, 15)
+    context.apply(Shift(0, 0, 15))
+    assert context.bounds(0) == (0, 25)
+    context.decode([Span(0, 25, (9,), 1), Span(1, 40, (9,), 1), Span(2, 40, (9,), 1)])
+    shifted, in_place, whole = context.logits().copy()
+    assert close(shifted, in_place)
+    assert close(whole, fresh_logits(model, (*PROMPT, 9)))
+    assert np.abs(shifted - fresh_logits(model, (*PROMPT[15:], 9))).max() > 1e-3
+
+
+def test_a_shifted_row_is_saved_after_the_next_decode_and_not_before(context):
+    context.decode([Span(0, 0, PROMPT), Span(1, 0, PROMPT[:3])])
+    context.apply(Shift(0, 4, 10))
+    with pytest.raises(ValueError, match="before the next decode"):
+        context.save(0)
+    context.decode([Span(1, 3, (5,))])
+    data = context.save(0)
+    assert context.load(2, data)
+    context.decode([Span(0, 30, (9,), 1), Span(2, 30, (9,), 1)])
+    assert close(*context.logits())
+
+
+@pytest.mark.parametrize(("keep", "discard"), [(0, 40), (-1, 2), (2, 0), (39, 1)])
+def test_a_shift_leaves_something_that_moves(context, keep, discard):
+    context.decode([Span(0, 0, PROMPT)])
+    with pytest.raises(ValueError, match="cannot keep"):
+        context.apply(Shift(0, keep, discard))
+    assert context.bounds(0) == (0, 40)
+
+
+def test_what_keeps_a_window_is_not_shifted(window_model):
+    context = window_model.new_context(settings(n_ctx=512, n_rows=2, n_slots=2, kv_unified=False, **EXACT))
+    context.decode([Span(0, 0, PROMPT)])
+    with pytest.raises(ValueError, match="cannot shift"):
+        context.apply(Shift(0, 0, 10))
+    context.close()
