@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
+from corral.engine.sampling import new_row_sampler
 from corral.engine.thread import EngineThread
 from corral.errors import LoadError
 from corral.ports import Clock, Context, MemoryTraits, Model, Rollback
+from corral.tasks import Sampling
 
 if TYPE_CHECKING:
     from corral.llama.context import LlamaContext
@@ -68,6 +70,10 @@ class Runtime:
 
         model = SimModel(SimSpec(seed=seed))
         return _start(model, model.new_context(context), SystemClock(), engine)
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raises InvalidRequest if no task with this sampling could run. From any thread."""
+        new_row_sampler(sampling, self.model, self.model.info.eog_tokens, ()).close()
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop the engine and free everything."""

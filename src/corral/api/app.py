@@ -26,7 +26,7 @@ class App:
         self._gate = Gate(_routes(server), server, lambda: self.service)
 
     def ready(self, runtime: Runtime) -> None:
-        """Serve with this runtime from now on. Raises LoadError if its chat template does not compile."""
+        """Serve with this runtime from now on. Raises LoadError if it cannot: see ``Service.of``."""
         self.service = Service.of(runtime, self._server, self._defaults)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,6 +12,7 @@ from corral.api.schemas.defaults import Defaults
 from corral.chat.template import CHATML, ChatTemplate
 from corral.config import ServerConfig
 from corral.engine.state import Counters
+from corral.errors import InvalidRequest, LoadError
 from corral.ids import CacheKey, Token
 from corral.runtime import Runtime
 
@@ -46,7 +47,14 @@ class Service:
 
     @staticmethod
     def of(runtime: Runtime, server: ServerConfig, defaults: Defaults) -> Service:
-        """Derive what routes need. Raises LoadError if the chat template does not compile."""
+        """Derive what routes need.
+
+        Raises LoadError if the chat template does not compile, or the default sampling does not suit the model.
+        """
+        try:
+            runtime.check_sampling(defaults.sampling)
+        except InvalidRequest as error:
+            raise LoadError(f"the sampling flags do not suit this model: {error}") from None
         info = runtime.model.info
         source = server.chat_template or info.chat_template or CHATML
         template = ChatTemplate(source, token_text(runtime, info.bos_token), token_text(runtime, info.eos_token))

@@ -17,6 +17,8 @@ from corral.config import (
     ServerConfig,
     n_rows_for,
 )
+from corral.errors import InvalidRequest
+from corral.llama.grammar import check_grammar
 from corral.tasks import DEFAULT_DRY_BREAKERS, Limits, Sampling
 
 AUTO_SLOTS = 4
@@ -185,9 +187,21 @@ def _sampling(args: Parsed) -> Sampling:
         seed=None if args["seed"] < 0 else args["seed"],
         logit_bias=args["logit_bias"],
         ignore_eos=args["ignore_eos"],
-        grammar=args["grammar"] if args["grammar_file"] is None else args["grammar_file"],
+        grammar=_grammar(args),
         samplers=args["samplers"] if args["sampler_seq"] is None else args["sampler_seq"],
     )
+
+
+def _grammar(args: Parsed) -> str:
+    """Raises UsageError for what is not GBNF."""
+    name = "grammar" if args["grammar_file"] is None else "grammar_file"
+    text = str(args[name])
+    try:
+        if text:
+            check_grammar(text)
+    except InvalidRequest as error:
+        raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
+    return text
 
 
 def _breakers(args: Parsed) -> tuple[str, ...]:

@@ -166,3 +166,14 @@ def test_an_empty_key_does_not_open_the_server(keys: str) -> None:
 @pytest.mark.parametrize(("text", "prefix"), [("foo", "/foo"), ("/foo/", "/foo"), ("/", ""), ("", ""), ("a/b", "/a/b")])
 def test_a_prefix_has_its_slash_in_front(text: str, prefix: str) -> None:
     assert settings("--api-prefix", text).server.api_prefix == prefix
+
+
+@pytest.mark.parametrize("text", ["bad", "root ::= (", "root ::= ([a-c] | [b-d] | [b-e])*", "root ::= other"])
+def test_a_grammar_that_cannot_be_used_is_a_wrong_command_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.gbnf"
+    file.write_text(text)
+    for name, value in (("--grammar", text), ("--grammar-file", str(file))):
+        with pytest.raises(UsageError, match=f"^{name}: .*grammar: ") as caught:
+            settings(name, value)
+        assert len(str(caught.value).splitlines()) == 1
+    assert settings("--grammar", 'root ::= "a"').defaults.sampling.grammar == 'root ::= "a"'
