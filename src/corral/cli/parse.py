@@ -93,6 +93,14 @@ def _unknown(name: str) -> str:
     return f"unknown flag {name}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
+def _turned(name: str, text: str) -> str:
+    """The opposite switch, for a variable that says NO."""
+    try:
+        return "off" if SWITCH.read(text) else "on"
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
 def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Flag, str, str]]:
     on = {flag.env: flag for flag in _ALL if flag.env}
     off = {flag.negative_env: flag for flag in _ALL if flag.negative_env}
@@ -103,6 +111,6 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[tuple[Flag, str, str]]
         if name in on:
             yield on[name], name, text
         elif name in off:
-            yield off[name], name, "on" if text.lower() in FALSE_WORDS else "off"
+            yield off[name], name, _turned(name, text)
         elif name.startswith("LLAMA_ARG_") and text.lower() not in FALSE_WORDS:
             raise UsageError(f"{name} is set, and corral does not have it")

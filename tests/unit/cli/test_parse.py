@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from corral.cli.flags import FLAGS
+from corral.cli.kinds import SWITCH
 from corral.cli.parse import Parsed, UsageError, parse
 from corral.errors import LoadError
 
@@ -78,6 +79,15 @@ def test_an_empty_variable_is_not_set() -> None:
 def test_a_bad_variable_is_named() -> None:
     assert refusal(LLAMA_ARG_CTX_SIZE="many") == "LLAMA_ARG_CTX_SIZE: 'many' is not a whole number"
     assert refusal(LLAMA_ARG_ENDPOINT_SLOTS="maybe").startswith("LLAMA_ARG_ENDPOINT_SLOTS: ")
+
+
+def test_every_bad_switch_is_named_with_its_value() -> None:
+    switches = [flag for group in FLAGS.values() for flag in group if flag.kind is SWITCH]
+    names = [name for flag in switches for name in (flag.env, flag.negative_env) if name]
+    assert "LLAMA_ARG_NO_MMAP" in names
+    for name in names:
+        for value in ("maybe", "2", " "):
+            assert refusal(**{name: value}) == f"{name}: {value!r} is not a switch (use on or off)"
 
 
 def test_a_variable_that_would_be_ignored_is_refused() -> None:
