@@ -72,7 +72,9 @@ class EngineConfig:
     ``max_queue``: tasks that may wait for a slot; more are refused with 503. ``cache_ram_bytes``: budget of the RAM
     tier, 0 switches it off, < 0 means no limit. ``min_shared_prefill`` tokens must be missing before a task waits for
     another slot that computes them. Prefixes shorter than ``min_reuse`` are computed again: to bring them costs as
-    much, and rows of unequal length make more ubatches. ``show_text`` puts what is generated into snapshots.
+    much, and rows of unequal length make more ubatches. Where memory cannot be cut back anywhere, up to
+    ``n_ctx_checkpoints`` of a conversation are kept, but for its last messages ``checkpoint_min_step`` tokens apart,
+    none before ``min_checkpoint``. ``show_text`` puts what is generated into snapshots.
     """
 
     n_slots: int = 4
@@ -83,6 +85,9 @@ class EngineConfig:
     slot_prompt_similarity: float = 0.1
     min_shared_prefill: int = 32
     min_reuse: int = 8
+    n_ctx_checkpoints: int = 32
+    checkpoint_min_step: int = 8192
+    min_checkpoint: int = 64
     show_text: bool = False
     audit: bool = False
 

@@ -57,6 +57,12 @@ class MemoryTraits:
     bytes_per_token: int = 0
     bytes_per_row: int = 0
 
+    def can_cut(self, n: int, first: int, end: int) -> bool:
+        """Whether a row that holds positions [first, end) can be cut back to its first ``n`` without a checkpoint."""
+        if self.rollback is Rollback.ANY or n in (0, end):
+            return True
+        return self.rollback is Rollback.BOUNDED and (first == 0 or n - self.window >= first)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

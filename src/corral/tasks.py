@@ -101,7 +101,8 @@ class Task:
 
     ``parent``: with n > 1 the id of the first sibling, whose prompt this one shares; siblings are submitted together
     and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
-    offers a prefix. ``special`` prints control tokens as text; those in ``preserved_tokens`` are always printed.
+    offers a prefix. ``borders`` are the positions in the prompt at which messages begin, if it has any. ``special``
+    prints control tokens as text; those in ``preserved_tokens`` are always printed.
     """
 
     id: TaskId
@@ -118,6 +119,7 @@ class Task:
     timings_per_token: bool = False
     special: bool = False
     preserved_tokens: frozenset[Token] = frozenset()
+    borders: tuple[int, ...] = ()
     request_id: str = ""
 
 

@@ -21,10 +21,10 @@ from corral.engine.cells import Cells
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft, Want
 from corral.engine.executor import Executor, OpResult, Outcome
-from corral.engine.ledger import Holder, KvLedger, Lease
+from corral.engine.ledger import KvLedger, Lease
 from corral.engine.life import Life
+from corral.engine.offers import Offer, offers
 from corral.engine.plan import Plan, SlotSpan
-from corral.engine.radix import Level
 from corral.engine.sampling import pick_rows
 from corral.engine.slot import Generation, Slot
 from corral.engine.state import SlotState
@@ -114,18 +114,18 @@ def test_a_missed_repair_of_a_failed_batch_is_found(monkeypatch: pytest.MonkeyPa
 
 def test_a_prefix_one_token_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One token beyond the common prefix is taken for equal, by plan, books and cache alike."""
-    exact = reuse._levels
+    exact = reuse._offers
 
-    def greedy(draft: Draft, want: Want) -> list[Level[Holder]]:
-        return [replace(level, n=level.n + 1) for level in exact(draft, want)]
+    def greedy(draft: Draft, want: Want) -> list[Offer]:
+        return [replace(offer, n=offer.n + 1) for offer in exact(draft, want)]
 
-    monkeypatch.setattr(reuse, "_levels", greedy)
+    monkeypatch.setattr(reuse, "_offers", greedy)
     assert finds(BOTH)
 
 
 def test_reusing_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be left to compute, so there would be no logits to draw the first token from."""
-    monkeypatch.setattr(reuse, "_levels", lambda draft, want: draft.ledger.match(want.key, want.tokens))
+    monkeypatch.setattr(reuse, "_offers", lambda draft, want: offers(draft.ledger, want.key, want.tokens))
     assert finds(BOTH)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from corral.engine.books import Books
+from corral.engine.ledger import row_holder
 from corral.engine.plan import Plan
 from corral.engine.slot import Slot
 from corral.engine.state import SlotState
-from corral.ports import Context
+from corral.ports import Context, Rollback
 
 WITHOUT_ROW = frozenset({SlotState.IDLE, SlotState.STARTED, SlotState.WAIT_OTHER, SlotState.PARKED})
 
@@ -55,7 +56,9 @@ def _check_slot(slot: Slot, books: Books) -> None:
 def _check_context(books: Books, context: Context) -> None:
     for row in books.ledger.rows():
         first, end = context.bounds(row)
-        assert (first, end) == (0, books.ledger.length(row)), f"row {row}: context {first, end}"
+        assert end == books.ledger.length(row), f"row {row}: context {first, end}"
+        if books.traits.rollback is not Rollback.WHOLE_ROW:
+            assert first == books.ledger.first(row_holder(row)), f"row {row}: context {first, end}"
 
 
 def _check_tasks(books: Books) -> None:

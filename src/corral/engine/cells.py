@@ -6,6 +6,8 @@ the radix tree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from corral.ids import RowId
 
 
@@ -29,6 +31,10 @@ class Cells:
 
     def length(self, row: RowId) -> int:
         return self._lengths.get(row, 0)
+
+    def lengths(self) -> Iterable[int]:
+        """Of all rows that hold something."""
+        return self._lengths.values()
 
     def exclusive(self, row: RowId) -> int:
         """Cells that dropping this row alone would free."""

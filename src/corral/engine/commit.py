@@ -6,13 +6,14 @@ import logging
 
 from corral.engine.books import Books
 from corral.engine.executor import OpResult, Outcome
+from corral.engine.ledger import ram_holder, row_holder
 from corral.engine.life import Life
-from corral.engine.plan import Action, Admission, Begin, Evict, Park, Plan, Relocate, SlotSpan
+from corral.engine.plan import Action, Admission, Begin, Evict, Keep, Park, Plan, Relocate, SlotSpan
 from corral.engine.reuse import n_runs
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
 from corral.ids import SlotId
-from corral.ops import Copy, Drop, Load, Save, Trim
+from corral.ops import Checkpoint, Copy, Drop, Load, Restore, Save, Trim
 from corral.ports import DecodeStatus
 
 log = logging.getLogger("corral.engine")
@@ -35,6 +36,8 @@ class Commit:
         self._count_overtaken(plan.admissions)
         self._actions(plan.actions, outcome, start_ms)
         self._waits(plan.waits)
+        for row, first in outcome.firsts.items():
+            self._books.ledger.set_first(row_holder(row), first)
         self._books.discarded = [key for key in self._books.discarded if self._books.ledger.holders(key)]
         match outcome.status:
             case None:
@@ -81,12 +84,20 @@ class Commit:
             case Save(_, snapshot):
                 books.next_snapshot = max(books.next_snapshot, snapshot + 1)
                 books.metrics.add("n_saved", result.is_done)
-            case Load(snapshot, row) if not result.is_done:  # the row is empty now, and the bytes are no good
+                books.ledger.set_first(ram_holder(snapshot), result.first)
+            case Checkpoint(_, snapshot):
+                books.next_snapshot = max(books.next_snapshot, snapshot + 1)
+            case Load(snapshot, row) | Restore(snapshot, row) if (
+                not result.is_done
+            ):  # the row is empty now, and the bytes are no good
                 books.ledger.apply(Trim(row, 0))
                 books.ledger.apply(Drop(snapshot))
                 books.store.drop(snapshot)
-            case Load():
+            case Load(snapshot):
                 books.metrics.add("n_loaded")
+                books.ledger.set_first(ram_holder(snapshot), result.first)
+            case Restore():
+                books.metrics.add("n_restored")
             case Copy():
                 books.metrics.add("n_copied")
             case _:
@@ -108,6 +119,8 @@ class Commit:
                 books.gap_rent_ms = 0.0
             case Evict(kept):
                 books.metrics.add("n_evicted", not kept)
+            case Keep():
+                books.metrics.add("n_checkpoints")
 
     # --- the forward pass ------------------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ class CostModel:
 
     def state_ms(self, n_tokens: int) -> float:
         """One way between a row and bytes."""
-        return 0.05 + n_tokens * self.traits.bytes_per_token / self.state_bytes_per_ms
+        return 0.05 + (n_tokens * self.traits.bytes_per_token + self.traits.bytes_per_row) / self.state_bytes_per_ms
 
     def prefill_ms(self, n_tokens: int) -> float:
         """Computing ``n_tokens`` from position 0 in one go, about."""

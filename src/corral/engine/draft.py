@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from corral.config import EngineConfig
 from corral.engine.cost import NO_FEATURES, CostModel, Features
 from corral.engine.ledger import KvLedger
-from corral.engine.plan import Action, Admission, Begin, Deferral, Effect, Evict, Park, Plan, Relocate, SlotSpan
+from corral.engine.plan import Action, Admission, Begin, Deferral, Effect, Evict, Keep, Park, Plan, Relocate, SlotSpan
 from corral.engine.slot import Slot, group_of, prefix_key
 from corral.ids import CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
-from corral.ops import Drop, Op, Save
+from corral.ops import Checkpoint, Drop, Op, Save
 from corral.tasks import Task, TaskGroup
 
 
@@ -64,7 +64,8 @@ class Want:
 class Draft:
     """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``.
 
-    Neither ``transient`` snapshots, which end with the plan, nor ``spared``, which is about to be loaded, make room.
+    Neither ``transient`` snapshots, which end with the plan, nor ``spared`` ones, about to be used, make room.
+    ``forks``: where others wait to fork from a slot's prompt, in tokens.
     """
 
     view: View
@@ -79,7 +80,8 @@ class Draft:
     parked: set[SlotId] = field(default_factory=set)
     moved: dict[SlotId, RowId] = field(default_factory=dict)
     transient: list[SnapshotId] = field(default_factory=list)
-    spared: SnapshotId | None = None
+    spared: set[SnapshotId | None] = field(default_factory=set)
+    forks: dict[SlotId, set[int]] = field(default_factory=dict)
     shape: Features = NO_FEATURES
     expected_ms: float = 0.0
     _n_snapshots: int = 0
@@ -93,8 +95,7 @@ class Draft:
         if not self._forked:
             self.ledger, self._forked = self.view.ledger.fork(), True
         for op in ops:
-            n_bytes = self.row_bytes(op.row) if isinstance(op, Save) else 0
-            self.ledger.apply(op, n_bytes)
+            self.ledger.apply(op, self._n_bytes(op))
         match effect:
             case Begin(slot, row, _):
                 self.ledger.lease(row)
@@ -106,7 +107,7 @@ class Draft:
                 self._release(slot)
                 self.ledger.lease(row)
                 self.moved[slot] = row
-            case Evict():
+            case Evict() | Keep():
                 pass
         self.actions.append(Action(effect, ops))
 
@@ -117,7 +118,17 @@ class Draft:
 
     def row_bytes(self, row: RowId) -> int:
         """Size of the row when saved, about."""
-        return self.ledger.length(row) * self.ledger.traits.bytes_per_token
+        traits = self.ledger.traits
+        return self.ledger.length(row) * traits.bytes_per_token + traits.bytes_per_row
+
+    def _n_bytes(self, op: Op) -> int:
+        match op:
+            case Save(row, _):
+                return self.row_bytes(row)
+            case Checkpoint():
+                return self.ledger.traits.bytes_per_row
+            case _:
+                return 0
 
     def new_snapshot(self) -> SnapshotId:
         self._n_snapshots += 1

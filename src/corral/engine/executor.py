@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import RowSampler, pick_rows
 from corral.engine.snapshots import SnapshotStore
 from corral.ids import RowId, SlotId
-from corral.ops import Copy, Drop, Load, Op, Save, Trim
-from corral.ports import Clock, Context, DecodeStatus, Picked
+from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Trim
+from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
 
 log = logging.getLogger("corral.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class OpResult:
-    """One op that was tried. ``n_bytes`` is what a Save stored or a Load read."""
+    """One op that was tried. ``n_bytes`` is what was stored or read, ``first`` where the row begins after it."""
 
     op: Op
     is_done: bool
     n_bytes: int = 0
     ms: float = 0.0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,15 @@ class Outcome:
 
     ``ops`` in the order they were tried; after one that failed nothing more was done. ``status`` is None when there was
     no forward pass. ``lengths`` are those of the batch's rows, read back from the context after a pass that failed half
-    way. ``picks`` are the drawn tokens, one for each (slot, siblings included) that the plan asked for.
+    way. ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn
+    tokens, one for each (slot, siblings included) that the plan asked for.
     """
 
     ops: tuple[OpResult, ...] = ()
     status: DecodeStatus | None = None
     picks: tuple[tuple[SlotId, Picked], ...] = ()
     lengths: Mapping[RowId, int] | None = None
+    firsts: Mapping[RowId, int] = field(default_factory=dict)
     error: str = ""
     forward_ms: float = 0.0
     done_ms: float = 0.0
@@ -49,11 +52,19 @@ class Executor:
 
     def __init__(self, context: Context, store: SnapshotStore, clock: Clock) -> None:
         self._context = context
+        self._traits = context.traits
         self._store = store
         self._clock = clock
 
     def run(self, plan: Plan, samplers: Mapping[SlotId, RowSampler]) -> Outcome:
         """Actions in order, then the forward pass, then the draws. ``samplers`` are those of the slots that draw."""
+        outcome = self._run(plan, samplers)
+        if self._traits.rollback is not Rollback.BOUNDED:
+            return outcome
+        rows = (RowId(i) for i in range(self._traits.n_rows))
+        return replace(outcome, firsts={row: self._context.bounds(row)[0] for row in rows})
+
+    def _run(self, plan: Plan, samplers: Mapping[SlotId, RowSampler]) -> Outcome:
         ops: list[OpResult] = []
         for action in plan.actions:
             for op in action.ops:
@@ -89,7 +100,7 @@ class Executor:
         for s in spans:
             row, pos0 = s.span.row, s.span.pos0
             _, end = self._context.bounds(row)
-            if end > pos0:
+            if end > pos0 and self._can_cut(row, pos0):
                 self._context.apply(Trim(row, pos0))
                 _, end = self._context.bounds(row)
             if end != pos0:
@@ -102,7 +113,11 @@ class Executor:
         start_ms = self._clock.now_ms()
         is_done, n_bytes = True, 0
         match op:
-            case Trim() | Copy():
+            case Trim(row, n):
+                is_done = self._can_cut(row, n)
+                if is_done:
+                    self._context.apply(op)
+            case Copy():
                 self._context.apply(op)
             case Save(row, snapshot):
                 data = self._context.save(row)
@@ -111,8 +126,20 @@ class Executor:
             case Load(snapshot, row):
                 data = self._store.get(snapshot) or b""
                 n_bytes, is_done = len(data), self._context.load(row, data)
+            case Checkpoint(row, snapshot):
+                data = self._context.checkpoint(row)
+                n_bytes, is_done = len(data), len(data) > 0
+                self._store.put(snapshot, data)
+            case Restore(snapshot, row, n):
+                data = self._store.get(snapshot) or b""
+                n_bytes, is_done = len(data), self._context.restore(row, n, data)
             case Drop(snapshot):
                 self._store.drop(snapshot)
         if not is_done:
             log.warning("%s failed (%d bytes)", op, n_bytes)
-        return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms)
+        first = self._context.bounds(op.row)[0] if isinstance(op, Save | Load) else 0
+        return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms, first)
+
+    def _can_cut(self, row: RowId, n: int) -> bool:
+        """Whether it still can: with a window that may have changed since the plan was made."""
+        return self._traits.can_cut(n, *self._context.bounds(row))

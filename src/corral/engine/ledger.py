@@ -13,7 +13,7 @@ from typing import NamedTuple
 from corral.engine.cells import Cells
 from corral.engine.radix import Level, RadixTree
 from corral.ids import CacheKey, RowId, SnapshotId, Token
-from corral.ops import Copy, Drop, Load, Op, Save, Shift, Trim
+from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shift, Trim
 from corral.ports import MemoryTraits
 
 SHIFTED = "\0shifted "
@@ -25,10 +25,14 @@ class Tier(Enum):
 
     ROW = "row"
     RAM = "ram"
+    CHECKPOINT = "checkpoint"
 
 
 class Holder(NamedTuple):
-    """One place that keeps one sequence: a row of the context or a snapshot in RAM."""
+    """One place that keeps one sequence: a row of the context or a snapshot in RAM.
+
+    A checkpoint keeps only what a row cannot be cut back to: of use to who holds at least its tokens.
+    """
 
     tier: Tier
     id: int
@@ -40,6 +44,10 @@ def row_holder(row: RowId) -> Holder:
 
 def ram_holder(snapshot: SnapshotId) -> Holder:
     return Holder(Tier.RAM, snapshot)
+
+
+def checkpoint_holder(snapshot: SnapshotId) -> Holder:
+    return Holder(Tier.CHECKPOINT, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,8 @@ class KvLedger:
         self._tick = 0
         self._used_at: dict[Holder, int] = {}
         self._snapshot_bytes: dict[SnapshotId, int] = {}
+        self._checkpoints: set[SnapshotId] = set()
+        self._first: dict[Holder, int] = {}
         self.rent_ms: dict[RowId, float] = {}
         self.n_shifted = 0
         self._unsettled: set[RowId] = set()
@@ -105,7 +115,24 @@ class KvLedger:
         return row not in self._unsettled
 
     def snapshot_length(self, snapshot: SnapshotId) -> int:
-        return self._tree.length(ram_holder(snapshot))
+        return self._tree.length(self.holder_of(snapshot))
+
+    def holder_of(self, snapshot: SnapshotId) -> Holder:
+        """The snapshot or checkpoint of this id as a holder."""
+        return Holder(Tier.CHECKPOINT if snapshot in self._checkpoints else Tier.RAM, snapshot)
+
+    def first(self, holder: Holder) -> int:
+        """The lowest position from which the holder still has everything."""
+        return self._first.get(holder, 0)
+
+    def can_cut(self, holder: Holder, n: int) -> bool:
+        """Whether the holder, a row or a snapshot of at least ``n`` tokens, can be brought back to its first ``n``."""
+        return self.traits.can_cut(n, self.first(holder), self._tree.length(holder))
+
+    @property
+    def n_window_used(self) -> int:
+        """Cells of the second pool that rows need: those within the window, each row's own."""
+        return sum(min(n, self.traits.window) for n in self._cells.lengths())
 
     def exclusive(self, row: RowId) -> int:
         """Cells that only this row holds."""
@@ -158,8 +185,8 @@ class KvLedger:
         return self._used_at.get(holder, 0)
 
     def snapshots(self) -> list[SnapshotId]:
-        """All snapshots, least recently used first."""
-        return sorted(self._snapshot_bytes, key=lambda s: self._used_at.get(ram_holder(s), 0))
+        """All snapshots and checkpoints, least recently used first."""
+        return sorted(self._snapshot_bytes, key=lambda s: self._used_at.get(self.holder_of(s), 0))
 
     def snapshot_bytes(self, snapshot: SnapshotId) -> int:
         return self._snapshot_bytes[snapshot]
@@ -169,12 +196,27 @@ class KvLedger:
         return sum(self._snapshot_bytes.values())
 
     def is_redundant(self, holder: Holder) -> bool:
-        """Whether another holder keeps all of this one's tokens (rows count only while nobody may write them)."""
+        """Whether what this one keeps can be had from another (rows count only while nobody may write them).
+
+        A checkpoint is redundant without anybody who holds its tokens, too: it is of no use alone.
+        """
         tokens = self._tree.tokens(holder)
         if not tokens:
             return True
         last = self._tree.match(self._tree.key(holder), tokens)[-1]
-        return any(h != holder and not (h.tier is Tier.ROW and RowId(h.id) in self._leases) for h in last.holders)
+        others = [h for h in last.holders if h != holder and h.tier is not Tier.CHECKPOINT]
+        if holder.tier is Tier.CHECKPOINT and not others:
+            return True
+        lasting = [h for h in others if h.tier is not Tier.ROW or RowId(h.id) not in self._leases]
+        return any(self.can_cut(h, last.n) for h in lasting)
+
+    def cut_points(self, key: CacheKey, tokens: Sequence[Token]) -> list[SnapshotId]:
+        """Checkpoints of beginnings of ``tokens``, and snapshots that end there, shortest first."""
+        found: list[SnapshotId] = []
+        for level in self.match(key, tokens):
+            ids = [SnapshotId(h.id) for h in level.holders if h.tier is not Tier.ROW]
+            found += sorted(s for s in ids if self.snapshot_length(s) == level.n)
+        return found
 
     # --- what happened ---------------------------------------------------------------------------------------------
 
@@ -220,6 +262,7 @@ class KvLedger:
                 self._cells.share(src, dst, n)
                 if n and src in self._unsettled:
                     self._unsettled.add(dst)
+                self.set_first(row_holder(dst), self.first(row_holder(src)))
                 self.touch(row_holder(src))
             case Shift(row, keep, discard):
                 self._shift(row, keep, discard)
@@ -228,17 +271,42 @@ class KvLedger:
                 self._tree.copy(row_holder(row), ram_holder(snapshot), n)
                 self._snapshot_bytes[snapshot] = n_bytes
                 self._used_at[ram_holder(snapshot)] = self.used_at(row_holder(row))
+                self.set_first(ram_holder(snapshot), self.first(row_holder(row)))
             case Load(snapshot, row):
                 self._trim(row, 0)
                 n = self._tree.length(ram_holder(snapshot))
                 self._tree.copy(ram_holder(snapshot), row_holder(row), n)
                 self._cells.extend(row, n)
+                self.set_first(row_holder(row), self.first(ram_holder(snapshot)))
                 self.touch(ram_holder(snapshot))
+            case Checkpoint(row, snapshot):
+                self._checkpoints.add(snapshot)
+                self._tree.copy(row_holder(row), checkpoint_holder(snapshot), self._tree.length(row_holder(row)))
+                self._snapshot_bytes[snapshot] = n_bytes
+                self.set_first(checkpoint_holder(snapshot), self.first(row_holder(row)))
+                self.touch(checkpoint_holder(snapshot))
+            case Restore(snapshot, row, n):
+                self._trim(row, n)
+                self.set_first(row_holder(row), self.first(checkpoint_holder(snapshot)))
+                self.touch(checkpoint_holder(snapshot))
             case Drop(snapshot):
-                self._tree.drop(ram_holder(snapshot))
-                self._snapshot_bytes.pop(snapshot, None)
-                self._used_at.pop(ram_holder(snapshot), None)
-                self.version += 1
+                self._drop(snapshot)
+
+    def _drop(self, snapshot: SnapshotId) -> None:
+        holder = self.holder_of(snapshot)
+        self._tree.drop(holder)
+        self._snapshot_bytes.pop(snapshot, None)
+        self._checkpoints.discard(snapshot)
+        self._used_at.pop(holder, None)
+        self._first.pop(holder, None)
+        self.version += 1
+
+    def set_first(self, holder: Holder, first: int) -> None:
+        """The holder has lost what lies before ``first``; 0: nothing is lost."""
+        if first:
+            self._first[holder] = first
+        else:
+            self._first.pop(holder, None)
 
     def _trim(self, row: RowId, n: int) -> None:
         if n < self._cells.length(row):
@@ -248,6 +316,7 @@ class KvLedger:
         if n == 0:
             self.rent_ms.pop(row, None)
             self._unsettled.discard(row)
+            self._first.pop(row_holder(row), None)
 
     def _shift(self, row: RowId, keep: int, discard: int) -> None:
         """What was moved is no longer what its tokens alone would give: the row leaves the key that others look under.
@@ -273,6 +342,8 @@ class KvLedger:
         other._leases = dict(self._leases)
         other._used_at = dict(self._used_at)
         other._snapshot_bytes = dict(self._snapshot_bytes)
+        other._checkpoints = set(self._checkpoints)
+        other._first = dict(self._first)
         other.rent_ms = dict(self.rent_ms)
         other.n_shifted, other._unsettled = self.n_shifted, set(self._unsettled)
         return other
@@ -289,4 +360,4 @@ class KvLedger:
         if self.traits.shared_cells:
             assert self.n_used <= self.traits.n_cells, f"{self.n_used} of {self.traits.n_cells} cells used"
         for snapshot in self._snapshot_bytes:
-            assert self._tree.length(ram_holder(snapshot)), f"snapshot {snapshot} holds no tokens"
+            assert self.snapshot_length(snapshot), f"snapshot {snapshot} holds no tokens"

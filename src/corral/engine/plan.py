@@ -60,7 +60,14 @@ class Evict:
     kept: bool
 
 
-Effect = Begin | Park | Relocate | Evict
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A checkpoint of the slot's prompt is kept."""
+
+    slot: SlotId
+
+
+Effect = Begin | Park | Relocate | Evict | Keep
 
 
 @dataclass(frozen=True, slots=True)

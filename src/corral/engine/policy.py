@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from corral.engine.checkpoints import keep_checkpoints
 from corral.engine.cost import Part, features
 from corral.engine.draft import Draft, View, Waiting, want_of
 from corral.engine.plan import Deferral, Plan, SlotSpan
@@ -39,6 +40,7 @@ def plan(view: View) -> Plan:
     forget_discarded(draft)
     enforce_budget(draft)
     secure_decoding(draft)
+    keep_checkpoints(draft)
     if draft.wants:
         begin_all(draft)
     close_gap(draft)

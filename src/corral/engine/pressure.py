@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from corral.engine.draft import Draft
-from corral.engine.ledger import Tier, ram_holder, row_holder
+from corral.engine.ledger import Tier, row_holder
 from corral.engine.plan import Evict, Park, Relocate
 from corral.engine.slot import Slot
 from corral.ids import RowId, SnapshotId
 from corral.ops import Drop, Load, Op, Save, Trim
+from corral.ports import Rollback
 
 MIN_KEPT_TOKENS = 16
 """Shorter prefixes are computed again sooner than they are worth an entry."""
@@ -18,8 +19,26 @@ def n_available(draft: Draft, n_joining: int = 0) -> int:
 
     ``n_joining``: rows about to be leased; who begins beside others must leave the margin to them.
     """
-    n_margin = draft.view.n_margin if len(draft.ledger.leased_rows()) + n_joining > 1 else 0
-    return draft.ledger.traits.n_cells - draft.ledger.n_used - n_margin
+    ledger = draft.ledger
+    n_margin = draft.view.n_margin if len(ledger.leased_rows()) + n_joining > 1 else 0
+    n_free = ledger.traits.n_cells - ledger.n_used
+    if ledger.traits.window_cells:
+        n_free = min(n_free, ledger.traits.window_cells - ledger.n_window_used)
+    return n_free - n_margin
+
+
+def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared: RowId | None) -> bool:
+    """Whether ``n_tokens``, of which ``n_shared`` are in shared cells, would fit if every cold row but one went."""
+    ledger, window = draft.ledger, draft.ledger.traits.window
+    cold = set(ledger.cold_rows()) - {spared}
+    n_margin = draft.view.n_margin if ledger.leased_rows() else 0
+    n_room = ledger.traits.n_cells - ledger.n_used + ledger.n_reclaimable(spared) - n_margin
+    if n_tokens - n_shared + n_headroom > n_room:
+        return False
+    if not ledger.traits.window_cells:
+        return True
+    n_kept = ledger.n_window_used - sum(min(ledger.length(row), window) for row in cold)
+    return n_kept + min(n_tokens, window) + n_headroom <= ledger.traits.window_cells - n_margin
 
 
 def reclaim(draft: Draft, n_needed: int) -> bool:
@@ -78,6 +97,8 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
     """Drops of snapshots that hold just a beginning of this row: the new one will serve in their place."""
     ledger = draft.ledger
     drops: list[Op] = []
+    if ledger.traits.rollback is not Rollback.ANY:
+        return drops
     for level in ledger.match(ledger.key(row), ledger.tokens(row)):
         for holder in level.holders:
             drop = Drop(SnapshotId(holder.id))
@@ -101,9 +122,9 @@ def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
     drops: list[Op] = []
     if excess <= 0:
         return drops
-    pinned = {*draft.transient, draft.spared}
+    pinned = {*draft.transient, *draft.spared}
     snapshots = [s for s in ledger.snapshots() if s not in pinned]
-    for snapshot in sorted(snapshots, key=lambda s: not ledger.is_redundant(ram_holder(s))):
+    for snapshot in sorted(snapshots, key=lambda s: not ledger.is_redundant(ledger.holder_of(s))):
         drops.append(Drop(snapshot))
         excess -= ledger.snapshot_bytes(snapshot)
         if excess <= 0:
@@ -116,7 +137,7 @@ def forget_discarded(draft: Draft) -> None:
     for key in draft.view.discarded:
         ops: list[Op] = []
         for holder in draft.ledger.holders(key):
-            if holder.tier is Tier.RAM:
+            if holder.tier is not Tier.ROW:
                 ops.append(Drop(SnapshotId(holder.id)))
             elif not draft.ledger.is_leased(RowId(holder.id)):
                 ops.append(Trim(RowId(holder.id), 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corral.engine.checkpoints import next_pause
 from corral.engine.chunks import Pending, choose_chunks
 from corral.engine.cost import Part
 from corral.engine.draft import Draft, Want, want_of
@@ -16,14 +17,14 @@ STRETCH = 2.0
 
 
 class Prompt:
-    """A slot that has a row and prompt tokens to compute."""
+    """A slot that has a row and prompt tokens to compute: ``n_left`` up to its end, or to where it pauses."""
 
     def __init__(self, draft: Draft, want: Want, row: RowId, serial: int, age_ms: float) -> None:
         begun = draft.begun.get(want.slot)
         slot = draft.view.slots[want.slot]
         self.want, self.row, self.serial = want, row, serial
         self.pos0 = begun.n_reused if begun else slot.work.computed
-        self.n_left = len(want.tokens) - self.pos0
+        self.n_left = next_pause(draft, want, self.pos0) - self.pos0
         n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
         self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
 
@@ -114,7 +115,7 @@ def _beside_running(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[
 def _add_chunk(draft: Draft, prompt: Prompt, n: int) -> None:
     want = prompt.want
     tokens = tuple(want.tokens[prompt.pos0 : prompt.pos0 + n])
-    wants_token = n == prompt.n_left and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
+    wants_token = prompt.pos0 + n == len(want.tokens) and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
     samples = (want.slot, *_siblings(draft, want)) if wants_token else ()
     draft.spans.append(SlotSpan(want.slot, Span(prompt.row, prompt.pos0, tokens, int(bool(samples))), samples))
 

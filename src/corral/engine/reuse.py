@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from corral.engine.chunks import n_given_back
 from corral.engine.draft import Draft, Want
 from corral.engine.ledger import Holder, Tier
+from corral.engine.offers import Offer, cut_ops, deepest, offers
 from corral.engine.plan import Begin, Deferral
-from corral.engine.pressure import carry_ops, evict, n_available, reclaim, save_ops
-from corral.engine.radix import Level, common_prefix
+from corral.engine.pressure import carry_ops, evict, has_room, n_available, reclaim, save_ops
+from corral.engine.radix import common_prefix
 from corral.engine.state import SlotState
-from corral.ids import RowId, SnapshotId
-from corral.ops import Copy, Load, Op, Trim
+from corral.ids import RowId, SlotId, SnapshotId
+from corral.ops import Copy, Load, Op
+from corral.ports import Rollback
 
 HEADROOM = 8
 """Cells for each running generation that must be free before one more begins: room for a few steps, not for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The first ``n`` wanted tokens are with ``holder``; None and 0 if nobody has any."""
-
-    n: int = 0
-    holder: Holder | None = None
 
 
 def begin_all(draft: Draft) -> None:
     """Give rows to those that want one, oldest first. Nobody overtakes one that finds no cells."""
     ready: list[Want] = []
     for i, want in enumerate(draft.wants):
-        levels = _levels(draft, want)
-        if waits_for_other(draft, want, draft.wants[:i], levels[-1].n if levels else 0):
+        found = _offers(draft, want)
+        if waits_for_other(draft, want, draft.wants[:i], found[-1].n if found else 0):
             draft.waits.append(want.slot)
             draft.deferrals[want.task.id] = Deferral.OTHER_PROMPT
         else:
             ready.append(want)
     for i, want in enumerate(ready):
-        if not begin(draft, want, _levels(draft, want), ready[i + 1 :]):
+        if not begin(draft, want, _offers(draft, want), ready[i + 1 :]):
             for late in ready[i:]:
                 draft.deferrals[late.task.id] = Deferral.NO_CELLS
             return
@@ -59,85 +51,89 @@ def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) ->
             if work.key == want.key:
                 n = min(n_max, common_prefix(work.tokens, want.tokens))
                 if n > work.computed and n - n_have >= n_min:
+                    _note_fork(draft, slot.id, n)
                     return True
     for other in ahead:
         if first_tokens and other.group == want.group and other.n_decoded == 0:
             return True
-        if other.key == want.key and min(n_max, common_prefix(other.tokens, want.tokens)) - n_have >= n_min:
+        n = min(n_max, common_prefix(other.tokens, want.tokens)) if other.key == want.key else 0
+        if n - n_have >= n_min:
+            _note_fork(draft, other.slot, n)
             return True
     return False
 
 
-def begin(draft: Draft, want: Want, levels: list[Level[Holder]], later: list[Want]) -> bool:
+def _note_fork(draft: Draft, slot: SlotId, n: int) -> None:
+    """Somebody waits to fork from this slot at ``n``: its prompt must pause there where it cannot be cut later."""
+    draft.forks.setdefault(slot, set()).add(n)
+
+
+def begin(draft: Draft, want: Want, found: list[Offer], later: list[Want]) -> bool:
     """Lease a row with the longest prefix there is. False if there is no room for the task now.
 
     ``later`` are those that will begin after it in this plan.
     """
     if draft.ledger.traits.shared_cells:
-        return _begin_shared(draft, want, levels, is_last=not later)
-    _begin_split(draft, want, levels)
+        return _begin_shared(draft, want, found, is_last=not later)
+    _begin_split(draft, want, found)
     return True
 
 
-def _levels(draft: Draft, want: Want) -> list[Level[Holder]]:
-    """Who holds beginnings worth taking of the wanted tokens but the last, which is computed for its logits."""
-    levels = draft.ledger.match(want.key, want.tokens[: len(want.tokens) - 1])
-    return [level for level in levels if level.n >= draft.view.config.min_reuse]
-
-
-def _deepest(levels: list[Level[Holder]], tier: Tier) -> Level[Holder] | None:
-    """The longest level that someone of this tier holds, with only those holders."""
-    for level in reversed(levels):
-        holders = frozenset(h for h in level.holders if h.tier is tier)
-        if holders:
-            return Level(level.n, holders)
-    return None
+def _offers(draft: Draft, want: Want) -> list[Offer]:
+    """Beginnings worth taking of the wanted tokens but the last, which is computed for its logits."""
+    found = offers(draft.ledger, want.key, want.tokens[: len(want.tokens) - 1])
+    return [offer for offer in found if offer.n >= draft.view.config.min_reuse]
 
 
 # --- cells shared by all rows (unified KV) ---------------------------------------------------------------------------
 
 
-def _begin_shared(draft: Draft, want: Want, levels: list[Level[Holder]], is_last: bool) -> bool:
-    in_rows, in_ram = _deepest(levels, Tier.ROW), _deepest(levels, Tier.RAM)
+def _begin_shared(draft: Draft, want: Want, found: list[Offer], is_last: bool) -> bool:
+    in_rows, in_ram = deepest(found, Tier.ROW), deepest(found, Tier.RAM)
     if in_ram is not None and _loading_pays(draft, in_ram, in_rows):
         if _begin_loaded(draft, want, in_ram, is_last):
             return True
-        in_rows = _deepest(_levels(draft, want), Tier.ROW)  # making room may have emptied the rows found before
+        in_rows = deepest(_offers(draft, want), Tier.ROW)  # making room may have emptied the rows found before
     n = in_rows.n if in_rows else 0
     source = _row_source(draft, in_rows)
     if not _has_room(draft, want, n, source):
         return False
     n -= _given_back(draft, want, n) if is_last else 0
-    row, ops = _shared_row(draft, source, n)
+    checkpoint = in_rows.checkpoint if in_rows else None
+    draft.spared.add(checkpoint)
+    row, ops = _shared_row(draft, source, n, checkpoint)
+    draft.spared.clear()
     draft.act(Begin(want.slot, row, n), *ops)
     return True
 
 
 def _given_back(draft: Draft, want: Want, n: int) -> int:
     """Tokens of the prefix that are computed again to fill a tile of the kernel together with what else begins."""
+    if draft.ledger.traits.rollback is not Rollback.ANY:
+        return 0
     n_decoding = sum(s.is_decoding for s in draft.holding())
     n_begun = sum(len(w.tokens) - draft.begun[w.slot].n_reused for w in draft.wants if w.slot in draft.begun)
     return n_given_back(draft.view.cost, n, len(want.tokens) - n, n_decoding + n_begun)
 
 
-def _loading_pays(draft: Draft, in_ram: Level[Holder], in_rows: Level[Holder] | None) -> bool:
+def _loading_pays(draft: Draft, in_ram: Offer, in_rows: Offer | None) -> bool:
     cost = draft.view.cost
     n_more = in_ram.n - (in_rows.n if in_rows else 0)
     n_loaded = min(draft.ledger.snapshot_length(SnapshotId(h.id)) for h in in_ram.holders)
     return n_more > 0 and cost.state_ms(n_loaded) < cost.weights.n_tokens * n_more
 
 
-def _row_source(draft: Draft, level: Level[Holder] | None) -> RowId | None:
+def _row_source(draft: Draft, offer: Offer | None) -> RowId | None:
     """Of the rows that hold the prefix: a cold one that holds nothing else, else one in use, else any."""
-    if level is None:
+    if offer is None:
         return None
     ledger = draft.ledger
 
     def rank(row: RowId) -> tuple[bool, bool, int]:
-        exact = ledger.length(row) == level.n and not ledger.is_leased(row)
+        exact = ledger.length(row) == offer.n and not ledger.is_leased(row)
         return (not exact, not ledger.is_leased(row), row)
 
-    return min((RowId(h.id) for h in level.holders), key=rank)
+    return min((RowId(h.id) for h in offer.holders), key=rank)
 
 
 def _has_room(draft: Draft, want: Want, n_shared: int, source: RowId | None) -> bool:
@@ -146,79 +142,76 @@ def _has_room(draft: Draft, want: Want, n_shared: int, source: RowId | None) -> 
     n_running = len(ledger.leased_rows())
     if n_running == 0:  # alone it fits: longer prompts were refused
         return True
-    n_headroom = HEADROOM * (n_running + 1)
-    n_room = n_available(draft, n_joining=1) + ledger.n_reclaimable(spared=source)
-    return len(want.tokens) - n_shared + n_headroom <= n_room
+    return has_room(draft, len(want.tokens), n_shared, HEADROOM * (n_running + 1), spared=source)
 
 
-def _shared_row(draft: Draft, source: RowId | None, n: int) -> tuple[RowId, list[Op]]:
+def _shared_row(draft: Draft, source: RowId | None, n: int, checkpoint: SnapshotId | None) -> tuple[RowId, list[Op]]:
     """A row to lease and the ops that make it hold the first ``n`` tokens of ``source``."""
     ledger = draft.ledger
-    if source is not None and not ledger.is_leased(source) and ledger.length(source) == n:
+    if source is not None and not ledger.is_leased(source) and ledger.length(source) == n and checkpoint is None:
         return source, []
     empty = ledger.empty_rows()
     if not empty:
         cold = [row for row in ledger.cold_rows() if row != source]
         if not cold:
             assert source is not None and not ledger.is_leased(source), "there are at least as many rows as slots"
-            return source, [*save_ops(draft, source), Trim(source, n)]
+            return source, [*save_ops(draft, source), *cut_ops(source, ledger.length(source), n, checkpoint)]
         evict(draft, cold[0])
         empty = [cold[0]]
-    return empty[0], [] if source is None else [Copy(source, empty[0], n)]
+    if source is None:
+        return empty[0], []
+    return empty[0], [Copy(source, empty[0], n), *cut_ops(empty[0], n, n, checkpoint)]
 
 
-def _begin_loaded(draft: Draft, want: Want, level: Level[Holder], is_last: bool) -> bool:
+def _begin_loaded(draft: Draft, want: Want, offer: Offer, is_last: bool) -> bool:
     """Load a snapshot into an empty row; needs cells for all it holds."""
     ledger = draft.ledger
-    snapshot = _snapshot(draft, level)
+    snapshot = _snapshot(draft, offer)
     assert snapshot is not None
     n_loaded = ledger.snapshot_length(snapshot)
     n_needed = max(n_loaded, len(want.tokens))
     if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable():
         return False
-    draft.spared = snapshot
-    row = _shared_row(draft, None, 0)[0] if reclaim(draft, n_needed) else None
-    draft.spared = None
-    if row is None or snapshot not in draft.ledger.snapshots():  # a longer row that was saved may have replaced it
+    draft.spared |= {snapshot, offer.checkpoint}
+    row = _shared_row(draft, None, 0, None)[0] if reclaim(draft, n_needed) else None
+    draft.spared.clear()
+    kept = draft.ledger.snapshots()
+    if row is None or snapshot not in kept:  # a longer row that was saved may have replaced it
         return False
-    n = level.n - (_given_back(draft, want, level.n) if is_last else 0)
-    draft.act(Begin(want.slot, row, n), Load(snapshot, row), *_cut(n, n_loaded, row))
+    n = offer.n - (_given_back(draft, want, offer.n) if is_last else 0)
+    draft.act(Begin(want.slot, row, n), Load(snapshot, row), *cut_ops(row, n_loaded, n, offer.checkpoint))
     return True
 
 
-def _snapshot(draft: Draft, level: Level[Holder] | None) -> SnapshotId | None:
+def _snapshot(draft: Draft, offer: Offer | None) -> SnapshotId | None:
     """Of those in RAM that hold the prefix the shortest: the least to load."""
-    in_ram = [SnapshotId(h.id) for h in level.holders if h.tier is Tier.RAM] if level else []
+    in_ram = [SnapshotId(h.id) for h in offer.holders if h.tier is Tier.RAM] if offer else []
     return min(in_ram, key=draft.ledger.snapshot_length, default=None)
-
-
-def _cut(n: int, n_held: int, row: RowId) -> list[Op]:
-    return [Trim(row, n)] if n < n_held else []
 
 
 # --- a stream for each row (split KV) --------------------------------------------------------------------------------
 
 
-def _begin_split(draft: Draft, want: Want, levels: list[Level[Holder]]) -> None:
-    level = levels[-1] if levels else None
-    row = _split_row(draft, level)
-    if level is not None and Holder(Tier.ROW, row) in level.holders:
-        n = level.n - _given_back(draft, want, level.n)
-        draft.act(Begin(want.slot, row, n), *_in_place(draft, row, n))
-        return
-    if draft.ledger.length(row):
-        draft.spared = _snapshot(draft, level)
-        evict(draft, row)
-        draft.spared = None
-    n, ops = _bring(draft, row, want)
+def _begin_split(draft: Draft, want: Want, found: list[Offer]) -> None:
+    offer = found[-1] if found else None
+    row = _split_row(draft, offer)
+    draft.spared |= {_snapshot(draft, offer), offer.checkpoint if offer else None}
+    if offer is not None and Holder(Tier.ROW, row) in offer.holders:
+        n = offer.n - _given_back(draft, want, offer.n)
+        ops = _in_place(draft, row, n, offer.checkpoint)
+    else:
+        if draft.ledger.length(row):
+            evict(draft, row)
+        n, ops = _bring(draft, row, want)
+    draft.spared.clear()
     draft.act(Begin(want.slot, row, n), *ops)
 
 
-def _split_row(draft: Draft, level: Level[Holder] | None) -> RowId:
+def _split_row(draft: Draft, offer: Offer | None) -> RowId:
     """The row that keeps busy ids in the fewest runs; of those one that holds the prefix, an empty one, the oldest."""
     ledger = draft.ledger
     busy = ledger.leased_rows()
-    holders = level.holders if level else frozenset()
+    holders = offer.holders if offer else frozenset()
 
     def rank(row: RowId) -> tuple[int, bool, bool, int]:
         holder = Holder(Tier.ROW, row)
@@ -233,27 +226,29 @@ def n_runs(rows: list[RowId]) -> int:
     return sum(row - 1 not in ids for row in ids)
 
 
-def _in_place(draft: Draft, row: RowId, n: int) -> list[Op]:
+def _in_place(draft: Draft, row: RowId, n: int, checkpoint: SnapshotId | None) -> list[Op]:
     """Use the row where it is; what lies beyond the prefix is saved first if it is worth it."""
-    if draft.ledger.length(row) == n:
+    n_held = draft.ledger.length(row)
+    if n_held == n and checkpoint is None:
         return []
-    return [*save_ops(draft, row), Trim(row, n)]
+    return [*save_ops(draft, row), *cut_ops(row, n_held, n, checkpoint)]
 
 
 def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
     """The prefix comes as bytes to the empty row: from RAM, or from another row by way of RAM."""
     ledger = draft.ledger
-    levels = _levels(draft, want)
-    if not levels:
+    found = _offers(draft, want)
+    if not found:
         return 0, []
-    level = levels[-1]
-    snapshot = _snapshot(draft, level)
+    offer = found[-1]
+    draft.spared.add(offer.checkpoint)
+    snapshot = _snapshot(draft, offer)
     ops: list[Op] = []
     if snapshot is not None:
         n_held = ledger.snapshot_length(snapshot)
     else:
-        src = min(RowId(h.id) for h in level.holders)
+        src = min(RowId(h.id) for h in offer.holders)
         snapshot, ops = carry_ops(draft, src)
         n_held = ledger.length(src)
-    n = level.n - _given_back(draft, want, level.n)
-    return n, [*ops, Load(snapshot, row), *_cut(n, n_held, row)]
+    n = offer.n - _given_back(draft, want, offer.n)
+    return n, [*ops, Load(snapshot, row), *cut_ops(row, n_held, n, offer.checkpoint)]

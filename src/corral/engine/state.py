@@ -79,6 +79,8 @@ class Counters:
     n_saved: int = 0
     n_loaded: int = 0
     n_copied: int = 0
+    n_checkpoints: int = 0
+    n_restored: int = 0
     step_ms: float = 0.0
     forward_ms: float = 0.0
 
