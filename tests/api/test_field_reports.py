@@ -261,6 +261,23 @@ def test_27_wrong_types_are_a_400(http: httpx.Client, body: Json) -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
+def test_27_bans_that_leave_no_token_are_a_400_and_other_streams_go_on(serve_sim: SimServer) -> None:
+    http = serve_sim(n_ctx=100_000)
+    n_vocab = http.get("/v1/models").json()["data"][0]["meta"]["n_vocab"]
+    with http.stream("POST", "/completion", json={**ENDLESS, "stream": True}) as other:
+        lines = other.iter_lines()
+        next(lines)
+        everything = {str(token): False for token in range(n_vocab)}
+        for body in ({"prompt": "x", "logit_bias": everything}, forced("yes", logit_bias={"yes": False})):
+            for stream in (False, True):
+                response = http.post("/completion", json={**body, "stream": stream})
+                assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+                assert "logit_bias" in response.text or "bans" in response.text
+        late = http.post("/completion", json=forced("ye s", logit_bias={"s": False}, stream=True))
+        assert events(late)[-1]["error"]["code"] == 400
+        assert [line for line in (next(lines) for _ in range(50)) if line and "error" in line] == []
+
+
 @pytest.mark.parametrize(
     "messages",
     [None, "hi", [], [1], [{}], [{"role": 5, "content": "x"}], [{"role": "user", "content": 5}]],

@@ -78,13 +78,14 @@ class RowSampler:
 def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], prompt: Sequence[Token]) -> RowSampler:
     """A sampler whose history is ``prompt``. ``eog`` is what ``ignore_eos`` bans.
 
-    Raises InvalidRequest for penalties that are not numbers to divide by, tokens outside the vocabulary, and what the
-    chain refuses.
+    Raises InvalidRequest for penalties that are not numbers to divide by, tokens outside the vocabulary, bans of every
+    token, and what the chain refuses.
     """
     _check(sampling, model.info.n_vocab)
+    banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
+    _check_bans(sampling, banned, model.info.n_vocab)
     seed = _seed(sampling.seed)
     if is_common(sampling):
-        banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
         return RowSampler(sampling, seed, Edits(sampling, banned, prompt, model.info.n_ctx_train), None)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
@@ -101,6 +102,15 @@ def _check(sampling: Sampling, n_vocab: int) -> None:
     for token, _ in sampling.logit_bias:
         if not 0 <= token < n_vocab:
             raise InvalidRequest(f"logit_bias: token {token} is not in the vocabulary (0 to {n_vocab - 1})")
+
+
+def _check_bans(sampling: Sampling, banned: frozenset[Token], n_vocab: int) -> None:
+    if len(sampling.logit_bias) + len(banned) < n_vocab:
+        return
+    bans = {token for token, bias in sampling.logit_bias if bias < -FLOAT32_MAX}
+    if len(bans | banned) >= n_vocab:
+        also = " and ignore_eos" if sampling.ignore_eos else ""
+        raise InvalidRequest(f"logit_bias{also}: all {n_vocab} tokens are banned; leave at least one")
 
 
 def _seed(asked: int | None) -> int:

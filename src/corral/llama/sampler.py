@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from corral.errors import InvalidRequest, ServerError
+from corral.errors import CorralError, InvalidRequest, ServerError
 from corral.ids import Token
 from corral.llama import library
 from corral.llama.grammar import check_grammar
@@ -44,7 +44,7 @@ class SamplerChain:
             lib.llama_sampler_chain_add(self._chain, sampler)
 
     def pick(self, logits: Logits) -> Picked:
-        """Raises ServerError if the grammar allows none of the tokens that the other samplers left."""
+        """Raises InvalidRequest if grammar and bans leave no token, ServerError if the logits are not numbers."""
         if not self._chain:
             raise ValueError("the sampler is closed")
         candidates = self._candidates
@@ -52,7 +52,7 @@ class SamplerChain:
         if self._grammar and not candidates.allowed(self._grammar, token):
             token = self._draw(logits, first=self._grammar)
             if not candidates.allowed(self._grammar, token):
-                raise ServerError("the grammar allows no further token")
+                raise _nothing_left(logits, self._sampling)
         picked = self._picked(logits, token)
         lib.llama_sampler_accept(self._chain, token)
         if self._grammar:
@@ -149,6 +149,15 @@ def log_probabilities(logits: Logits, token: Token, n: int) -> Picked:
     top = np.argpartition(-logits, n - 1)[:n]
     top = top[np.argsort(-logits[top], kind="stable")]
     return Picked(token, float(logits[token]) - shift, tuple((int(i), float(logits[i]) - shift) for i in top))
+
+
+def _nothing_left(logits: Logits, sampling: Sampling) -> CorralError:
+    if not np.isfinite(logits).any():
+        return ServerError("the model's logits are not numbers")
+    bans = [name for name in ("logit_bias", "ignore_eos") if getattr(sampling, name)]
+    if bans:
+        return InvalidRequest(f"no token is left: {' and '.join(bans)} ban all that the grammar allows next")
+    return InvalidRequest("no token is left: none of the vocabulary is what the grammar wants next")
 
 
 def _check(sampling: Sampling) -> None:

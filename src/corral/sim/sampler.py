@@ -44,6 +44,7 @@ class SimSampler:
         self._n_picked = 0
 
     def pick(self, logits: Row) -> Picked:
+        """Raises InvalidRequest if grammar and bans leave no token."""
         row = self._constrained(logits)
         probs = self._probabilities(row)
         token = int(row.argmax()) if self._sampling.temperature <= 0 else self._draw(probs)
@@ -65,6 +66,8 @@ class SimSampler:
         if self._n_picked < len(self._forced):
             kept = self._forced[self._n_picked]
             row[:kept] = row[kept + 1 :] = -math.inf
+        if np.isneginf(row).all():
+            raise InvalidRequest("no token is left: bans and the grammar exclude each other")
         return row
 
     def _probabilities(self, row: Row) -> Row:

@@ -331,6 +331,19 @@ def test_other_settings_go_to_the_chain_with_the_seed_and_the_prompt(settings: d
     assert chain.closed
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"grammar": 'root ::= "a"'}, {"mirostat": 1}])
+def test_bans_of_every_token_are_refused(settings: dict[str, Any]) -> None:
+    model = FakeModel()
+    bans = tuple((t, -math.inf if t % 2 else -1e39) for t in range(model.info.n_vocab))
+    with pytest.raises(InvalidRequest, match=r"^logit_bias: all \d+ tokens are banned"):
+        new_row_sampler(Sampling(logit_bias=bans, **settings), model, EOG, ())
+    but_eog = tuple((t, bias) for t, bias in bans if t not in EOG)
+    new_row_sampler(Sampling(logit_bias=but_eog, **settings), model, EOG, ())
+    with pytest.raises(InvalidRequest, match="^logit_bias and ignore_eos: all"):
+        new_row_sampler(Sampling(logit_bias=but_eog, ignore_eos=True, **settings), model, EOG, ())
+    new_row_sampler(Sampling(logit_bias=(*bans[1:], (0, -100.0)), **settings), model, EOG, ())
+
+
 def test_a_chain_that_finds_no_token_fails_its_own_task_only(model: LlamaModel) -> None:
     eog = model.info.eog_tokens
     stuck = Sampling(grammar='root ::= "x"', ignore_eos=True, temperature=0.0)
@@ -339,7 +352,7 @@ def test_a_chain_that_finds_no_token_fails_its_own_task_only(model: LlamaModel) 
     pick_rows(rows, [(0, first)])
     assert first.error is None
     picked = pick_rows(rows, [(0, first), (0, other)])
-    assert first.error is not None
+    assert isinstance(first.error, InvalidRequest)
     assert picked[0].token in eog
     assert (other.error, picked[1].token) == (None, 0)
     first.close()

@@ -180,8 +180,16 @@ def test_the_prompt_does_not_advance_a_grammar(model, sampler):
 def test_a_grammar_at_its_end_with_the_end_banned_is_an_error(sampler):
     stuck = sampler(grammar='root ::= "a"', ignore_eos=True)
     stuck.pick(logits(0))
-    with pytest.raises(ServerError, match="grammar"):
+    with pytest.raises(InvalidRequest, match="^no token is left: ignore_eos ban all that the grammar allows"):
         stuck.pick(logits(1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"mirostat": 2}, {"top_k": 1}, {"n_probs": 2}])
+def test_a_grammar_whose_tokens_are_all_banned_is_an_error(model, sampler, settings):
+    bans = tuple((t, -math.inf) for t in range(354) if model.tokenizer.piece(t, special=False) == b"a")
+    stuck = sampler(grammar='root ::= "a"', logit_bias=bans, **settings)
+    with pytest.raises(InvalidRequest, match="^no token is left: logit_bias ban"):
+        stuck.pick(logits(0))
 
 
 def test_logits_that_are_not_numbers_harm_nobody(sampler):
