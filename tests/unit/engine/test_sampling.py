@@ -339,7 +339,7 @@ def test_bans_of_every_token_are_refused(settings: dict[str, Any]) -> None:
         new_row_sampler(Sampling(logit_bias=bans, **settings), model, EOG, ())
     but_eog = tuple((t, bias) for t, bias in bans if t not in EOG)
     new_row_sampler(Sampling(logit_bias=but_eog, **settings), model, EOG, ())
-    with pytest.raises(InvalidRequest, match="^logit_bias and ignore_eos: all"):
+    with pytest.raises(InvalidRequest, match=r"^logit_bias and ignore_eos: all"):
         new_row_sampler(Sampling(logit_bias=but_eog, ignore_eos=True, **settings), model, EOG, ())
     new_row_sampler(Sampling(logit_bias=(*bans[1:], (0, -100.0)), **settings), model, EOG, ())
 
