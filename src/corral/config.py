@@ -106,6 +106,7 @@ class ServerConfig:
     endpoint_slots: bool = True
     endpoint_props: bool = False
     slots_debug: bool = False
+    slot_save_path: Path | None = None
     cors_origins: str = "*"
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"

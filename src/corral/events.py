@@ -111,4 +111,16 @@ class Failed:
     error: CorralError
 
 
-Event = Started | Progress | Chunk | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class SlotDone:
+    """A slot action worked: ``n_tokens`` were saved, restored or erased. Saved: ``tokens`` and the row's ``data``."""
+
+    task_id: TaskId
+    n_tokens: int
+    tokens: tuple[Token, ...] = ()
+    data: bytes = b""
+
+
+Event = Started | Progress | Chunk | Finished | Failed | SlotDone
+End = Finished | Failed | SlotDone
+"""The last that is heard of a task or a slot action."""

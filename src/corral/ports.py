@@ -40,6 +40,9 @@ class MemoryTraits:
     first = 0; that position may move up with every forward pass of any row. WHOLE_ROW: only a checkpoint brings a row
     back. ``window_cells``: size of the second pool, that of the layers with a window; each row takes up to ``window``
     of them, never shared. A row of recurrent memory takes no cells of the main pool.
+
+    ``state_version``: of llama-server's slot files; these hold what ``Context.save`` gives without its first bytes,
+    ``state_head``.
     """
 
     n_cells: int
@@ -56,6 +59,8 @@ class MemoryTraits:
     whole_copy_only: bool = False
     bytes_per_token: int = 0
     bytes_per_row: int = 0
+    state_version: int = 0
+    state_head: bytes = b""
 
     def can_cut(self, n: int, first: int, end: int) -> bool:
         """Whether a row that holds positions [first, end) can be cut back to its first ``n`` without a checkpoint."""
@@ -137,6 +142,10 @@ class Context(Protocol):
 
     def load(self, row: RowId, data: bytes) -> bool:
         """Replace the row by saved state. False (wrong bytes or no room): the row is empty now."""
+        ...
+
+    def fault(self, data: bytes, n: int) -> str:
+        """Why a saved state from elsewhere is not one of ``n`` tokens for this context; "" if none is seen."""
         ...
 
     def checkpoint(self, row: RowId) -> bytes:

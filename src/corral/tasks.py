@@ -123,5 +123,21 @@ class Task:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotAction:
+    """SLOT_SAVE, SLOT_RESTORE or SLOT_ERASE of what an idle slot last held; it waits until the slot is idle.
+
+    ``key`` says who asks: a slot that holds another tenant's tokens is refused. To restore, ``data`` is a row's
+    state as ``Context.save`` gives it and ``tokens`` what it holds; they become a prefix under ``key``.
+    """
+
+    id: TaskId
+    kind: TaskKind
+    slot: SlotId
+    key: CacheKey = NO_KEY
+    tokens: tuple[Token, ...] = ()
+    data: bytes = b""
+
+
 TaskGroup = tuple[Task, ...]
 """A parent and its siblings: admitted together or not at all."""

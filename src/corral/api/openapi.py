@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes import completion, info, metrics, slots, tokens
+from corral.api.routes import completion, info, metrics, slot_files, slots, tokens
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
@@ -36,6 +36,7 @@ ROUTES = (
     Route("POST", ("/props",), info.post_props, "server"),
     Route("GET", ("/v1/models", "/models"), info.models, "server"),
     Route("GET", ("/slots",), slots.slots, "server"),
+    Route("POST", ("/slots/{id_slot}",), slot_files.slot_action, "server", doc.SlotFileRequest),
     Route("GET", ("/metrics",), metrics.metrics, "server"),
     Route(
         "POST",
@@ -78,6 +79,9 @@ ROUTES = (
 )
 
 
+_PATH_TO_NAME = str.maketrans("/-", "__", "{}")
+
+
 def describe(route: Route, path: str) -> dict[str, Any]:
     """Keyword arguments of ``FastAPI.add_api_route`` besides path, endpoint and methods."""
     extra: dict[str, Any] = {}
@@ -87,7 +91,7 @@ def describe(route: Route, path: str) -> dict[str, Any]:
     return {
         "response_model": None,
         "tags": [route.tag],
-        "operation_id": f"{route.method.lower()}_{path.strip('/').replace('/', '_').replace('-', '_')}",
+        "operation_id": f"{route.method.lower()}_{path.strip('/').translate(_PATH_TO_NAME)}",
         "responses": _responses(route),
         "openapi_extra": extra,
     }

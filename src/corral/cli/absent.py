@@ -22,7 +22,7 @@ _NAMES = """
 -mmu --mmproj-url --mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens
 --image-max-tokens --mtmd-batch-max-tokens --media-path --reuse-port --path --ui-config --webui-config
 --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --tools --tools-runtime --mcp-servers-config
---mcp-servers-json -ag --agent --slot-save-path --models-dir --models-preset --models-max --models-autoload
+--mcp-servers-json -ag --agent --models-dir --models-preset --models-max --models-autoload
 --no-models-autoload --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
 --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
 --sleep-idle-seconds

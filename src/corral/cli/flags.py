@@ -106,6 +106,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--metrics !--no-metrics", k.SWITCH, False, "GET /metrics", "ENDPOINT_METRICS"),
         _flag("--slots !--no-slots", k.SWITCH, True, "GET /slots", "ENDPOINT_SLOTS"),
         _flag("--slots-debug", k.SWITCH, False, "GET /slots shows texts of users", "LLAMA_SERVER_SLOTS_DEBUG"),
+        _flag("--slot-save-path", k.FOLDER, None, "folder of slot files: enables POST /slots/{id}"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),

@@ -103,6 +103,12 @@ def _existing(text: str) -> Path:
     return Path(text)
 
 
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise LoadError(f"not a directory: {text}")
+    return Path(text)
+
+
 def _key_lines(text: str) -> tuple[str, ...]:
     lines = (line.strip() for line in _file_text(text).splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
@@ -176,6 +182,7 @@ LIST = Kind("A,B,...", _list)
 ESCAPED = Kind("TEXT", _unescaped)
 PATH = Kind("FILE", Path)
 EXISTING = Kind("FILE", _existing)
+FOLDER = Kind("DIR", _folder)
 FILE_TEXT = Kind("FILE", _file_text)
 KEY_FILE = Kind("FILE", _key_lines)
 LAYERS = Kind("{N,auto,all}", _layers)

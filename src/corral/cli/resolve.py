@@ -133,6 +133,7 @@ def _server(args: Parsed) -> ServerConfig:
         endpoint_slots=args["slots"],
         endpoint_props=args["props"],
         slots_debug=args["slots_debug"],
+        slot_save_path=args["slot_save_path"],
         cors_origins=args["cors_origins"],
         cors_methods=args["cors_methods"],
         cors_headers=args["cors_headers"],

@@ -19,13 +19,14 @@ from corral.engine.plan import Plan
 from corral.engine.policy import plan
 from corral.engine.publish import publish
 from corral.engine.sampling import RowSampler, new_row_sampler
+from corral.engine.slot_work import SlotWork
 from corral.engine.state import EngineSnapshot
 from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
 from corral.events import Event, Failed, Finished, StopReason, Timings
 from corral.ids import SlotId, TaskId
 from corral.ops import Trim
 from corral.ports import Clock, Context, Model
-from corral.tasks import Task, TaskGroup
+from corral.tasks import SlotAction, Task, TaskGroup
 
 LINGER = 0.05
 MAX_LINGER_MS = 10.0
@@ -47,6 +48,7 @@ class Engine:
         self._executor = Executor(context, self.books.store, clock)
         self._life = Life(self.books, model.info, model.tokenizer)
         self._commit = Commit(self.books, self._life)
+        self._slot_work = SlotWork(self.books, context, self._executor, self._commit, clock)
         self.snapshot: EngineSnapshot = publish(self.books)
 
     # --- from outside ----------------------------------------------------------------------------------------------
@@ -105,6 +107,17 @@ class Engine:
             raise
         return samplers
 
+    def act(self, action: SlotAction) -> None:
+        """Take in what is asked of a slot: done by the first ``step`` that finds it idle."""
+        n_slots, n_vocab = len(self.books.slots), self._model.info.n_vocab
+        if not 0 <= action.slot < n_slots:
+            raise ValueError(f"slot {action.slot} is not in [0, {n_slots})")  # over HTTP the number wraps around
+        if any(not 0 <= token < n_vocab for token in action.tokens):
+            error = InvalidRequest("Unable to restore slot: Invalid tokens in slot save file")
+            self._life.events.append(Failed(action.id, error))
+            return
+        self._slot_work.add(action)
+
     def cancel(self, tasks: Sequence[TaskId]) -> None:
         """Forget these tasks wherever they are. Ended and unknown ones are ignored; no event is sent for any."""
         gone, books = set(tasks), self.books
@@ -118,6 +131,7 @@ class Engine:
                     books.close_sampler(task.id)
             waiting.group = tuple(t for t in waiting.group if t.id not in gone)
         books.waiting = [w for w in books.waiting if w.group]
+        self._slot_work.forget(gone)
         self._life.events = [e for e in self._life.events if e.task_id not in gone]
 
     def linger_ms(self) -> float:
@@ -134,12 +148,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self.books.has_work or bool(self._life.events)
+        return self.books.has_work or self._slot_work.is_ready or bool(self._life.events)
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
         """Move everything on by one forward pass at most; returns the events since the last step, in order."""
+        self._life.events.extend(self._slot_work.run())
         start_ms = self._clock.now_ms()
         self.last_plan = chosen = plan(self.books.view(start_ms))
         if self.books.config.audit:
@@ -171,6 +186,7 @@ class Engine:
         books = self.books
         tasks = [t.id for w in books.waiting for t in w.group]
         tasks += [s.work.task.id for s in books.slots if s.generation]
+        tasks += self._slot_work.waiting()
         self.cancel(tasks)
         for row in books.ledger.rows():
             self._context.apply(Trim(row, 0))

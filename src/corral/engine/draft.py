@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 from corral.config import EngineConfig
 from corral.engine.cost import NO_FEATURES, CostModel, Features
 from corral.engine.ledger import KvLedger
-from corral.engine.plan import Action, Admission, Begin, Deferral, Effect, Evict, Keep, Park, Plan, Relocate, SlotSpan
+from corral.engine.plan import (
+    Action,
+    Admission,
+    Arrange,
+    Begin,
+    Deferral,
+    Effect,
+    Evict,
+    Keep,
+    Park,
+    Plan,
+    Relocate,
+    SlotSpan,
+)
 from corral.engine.slot import Slot, group_of, prefix_key
 from corral.ids import CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
 from corral.ops import Checkpoint, Drop, Op, Save
@@ -107,7 +120,7 @@ class Draft:
                 self._release(slot)
                 self.ledger.lease(row)
                 self.moved[slot] = row
-            case Evict() | Keep():
+            case Evict() | Keep() | Arrange():
                 pass
         self.actions.append(Action(effect, ops))
 

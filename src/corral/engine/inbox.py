@@ -9,7 +9,7 @@ from threading import Condition
 
 from corral.events import Event
 from corral.ids import TaskId
-from corral.tasks import TaskGroup
+from corral.tasks import SlotAction, TaskGroup
 
 Sink = Callable[[list[Event]], None]
 """Called on the engine thread with a step's events of its tasks; must not block or raise."""
@@ -24,13 +24,21 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Act:
+    """Something is asked of a slot; its end goes to ``sink``."""
+
+    action: SlotAction
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """These tasks are not wanted any more."""
 
     tasks: tuple[TaskId, ...]
 
 
-Message = Submit | Cancel
+Message = Submit | Act | Cancel
 
 
 class Inbox:
@@ -64,6 +72,8 @@ class Inbox:
             if isinstance(message, Submit):
                 groups = (tuple(t for t in group if t.id not in tasks) for group in message.groups)
                 message = Submit(tuple(g for g in groups if g), message.sink)
+            elif isinstance(message, Act) and message.action.id in tasks:
+                continue
             kept.append(message)
         self._messages = kept
 

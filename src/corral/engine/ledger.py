@@ -134,6 +134,9 @@ class KvLedger:
         """Cells of the second pool that rows need: those within the window, each row's own."""
         return sum(min(n, self.traits.window) for n in self._cells.lengths())
 
+    def holder_length(self, holder: Holder) -> int:
+        return self._tree.length(holder)
+
     def exclusive(self, row: RowId) -> int:
         """Cells that only this row holds."""
         return self._cells.exclusive(row)
@@ -250,6 +253,12 @@ class KvLedger:
     def settle(self) -> None:
         """There was a forward pass: cells that were to move have moved."""
         self._unsettled.clear()
+
+    def adopt(self, snapshot: SnapshotId, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> None:
+        """A state from elsewhere is kept in RAM from now on. ``tokens`` are not empty."""
+        self._tree.extend(ram_holder(snapshot), key, tokens)
+        self._snapshot_bytes[snapshot] = n_bytes
+        self.touch(ram_holder(snapshot))
 
     def apply(self, op: Op, n_bytes: int = 0) -> None:
         """An op was carried out. ``n_bytes`` is the size of what a Save stored."""

@@ -67,7 +67,12 @@ class Keep:
     slot: SlotId
 
 
-Effect = Begin | Park | Relocate | Evict | Keep
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Memory is put in order for a slot's file; no slot changes."""
+
+
+Effect = Begin | Park | Relocate | Evict | Keep | Arrange
 
 
 @dataclass(frozen=True, slots=True)

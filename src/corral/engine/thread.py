@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from corral.engine.core import Engine
-from corral.engine.inbox import Cancel, Inbox, Sink, Submit
+from corral.engine.inbox import Act, Cancel, Inbox, Sink, Submit
 from corral.engine.state import EngineSnapshot
 from corral.errors import ServerError, Unavailable
-from corral.events import Event, Failed, Finished
+from corral.events import End, Event, Failed, SlotDone
 from corral.ids import TaskId
-from corral.tasks import TaskGroup
+from corral.tasks import SlotAction, TaskGroup
 
 log = logging.getLogger("corral.engine")
 
@@ -76,6 +76,20 @@ class EngineThread:
         if not self._inbox.put(Submit(tuple(groups), sink)):
             raise Unavailable("the server is shutting down", retry_after_s=10)
 
+    async def act(self, action: SlotAction) -> SlotDone:
+        """Have something done to a slot once it is idle, from a running asyncio loop. Raises the error it ends with.
+
+        Raises Unavailable if the engine is closing.
+        """
+        async with TaskStream(self, [action.id], asyncio.get_running_loop()) as events:
+            if not self._inbox.put(Act(action, events.receive)):
+                raise Unavailable("the server is shutting down", retry_after_s=10)
+            event = await anext(events)
+        if isinstance(event, Failed):
+            raise event.error
+        assert isinstance(event, SlotDone), event
+        return event
+
     def cancel(self, tasks: Sequence[TaskId]) -> None:
         """Forget these tasks; ended or unknown ones are ignored. No further event of them is sent."""
         self._inbox.put(Cancel(tuple(tasks)))
@@ -120,6 +134,9 @@ class EngineThread:
                     for group in groups:
                         self._sinks.update((task.id, sink) for task in group)
                         self._engine.submit(group)
+                case Act(action, sink):
+                    self._sinks[action.id] = sink
+                    self._engine.act(action)
                 case Cancel(tasks):
                     self._engine.cancel(tasks)
                     for task in tasks:
@@ -147,7 +164,7 @@ class EngineThread:
         """One call of each listener, however many of its tasks have events."""
         batches: dict[int, tuple[Sink, list[Event]]] = {}
         for event in events:
-            ended = isinstance(event, Finished | Failed)
+            ended = isinstance(event, End)
             sink = self._sinks.pop(event.task_id, None) if ended else self._sinks.get(event.task_id)
             if sink is not None:
                 batches.setdefault(id(sink), (sink, []))[1].append(event)
@@ -231,7 +248,7 @@ class TaskStream:
 
     def _take(self) -> Event:
         event = self._events.popleft()
-        if isinstance(event, Finished | Failed):
+        if isinstance(event, End):
             self._open.discard(event.task_id)
         return event
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
@@ -13,7 +14,7 @@ import numpy as np
 from corral.config import ContextConfig
 from corral.errors import LoadError
 from corral.ids import RowId
-from corral.llama import library
+from corral.llama import library, state
 from corral.llama.batch import Batch
 from corral.llama.shape import context_params, read_traits
 from corral.ops import Copy, Shift, Span, Trim
@@ -51,12 +52,15 @@ class LlamaContext:
         self._n_outputs_max = int(params.n_outputs_max)
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._traits = read_traits(model, self._handle, config)
+        # With several positions for each token (M-RoPE) a saved cell carries more than its position.
+        self._plain_cells = lib.llama_model_rope_type(model) in (-1, 0, 2)
         self._batch = Batch(self._traits.n_batch)
         self._ends = [0] * self._traits.n_rows
         self._unsettled: set[RowId] = set()
         self._n_readable = -1
         self._logits_at = 0
         self._views: dict[int, Logits] = {}
+        self._traits = replace(self._traits, state_head=self.save(RowId(0))[: state.HEAD_BYTES])
 
     @property
     def traits(self) -> MemoryTraits:
@@ -152,6 +156,12 @@ class LlamaContext:
         else:
             self._trim(row, 0)
         return loaded
+
+    def fault(self, data: bytes, n: int) -> str:
+        traits = self._traits
+        if traits.rollback is not Rollback.ANY or not self._plain_cells:
+            return "" if data.startswith(traits.state_head) else "it is no saved row"
+        return state.fault(data, n, traits.n_streams, traits.state_head)
 
     def checkpoint(self, row: RowId) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""

@@ -105,6 +105,7 @@ def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits
         window_cells=pad(min(n_ctx_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
         whole_copy_only=_keeps_states(model),
         bytes_per_token=_bytes_per_token(model, config),
+        state_version=int(lib.LLAMA_STATE_SEQ_VERSION),
     )
 
 

@@ -22,6 +22,7 @@ from corral.sim.ubatch import Ubatch, ubatches
 _MAGIC = b"CSIM"
 _HEADER = struct.Struct("<4sIIq")
 _CELL_BYTES = 8
+STATE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def traits_of(config: ContextConfig, n_ctx_train: int, n_pad: int) -> MemoryTrai
         n_ubatch=min(config.n_ubatch, n_batch),
         shared_cells=config.kv_unified,
         bytes_per_token=_CELL_BYTES,
+        state_version=STATE_VERSION,
+        state_head=_MAGIC,
     )
 
 
@@ -172,6 +175,10 @@ class SimContext:
         self._hold(row, free)
         self._clock.advance(self._cost.state(free.size))
         return True
+
+    def fault(self, data: bytes, n: int) -> str:
+        state = self._parse(data)
+        return "" if state is not None and state.shape[1] == n else f"it is not the state of {n} tokens"
 
     def checkpoint(self, row: RowId) -> bytes:
         raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")

@@ -124,3 +124,11 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"example": {"tokens": [1, 2, 3]}})
     tokens: list[int] = []
+
+
+class SlotFileRequest(BaseModel):
+    """POST /slots/{id_slot}?action=save or restore; erase needs no body."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"filename": "chat.bin"}})
+    filename: str = Field(description="A plain name in the folder of --slot-save-path.")
+    cache_salt: str = Field("", description="Restore: requests with this salt meet what is restored.")

@@ -1,0 +1,89 @@
+"""POST /slots/{id}?action=...: what a slot held goes to a file, comes back from one, or is forgotten.
+
+Files are read and written by worker threads; the engine only hands bytes over, between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.routes.body import json_response, read_body
+from corral.api.schemas.fields import Fields
+from corral.api.service import Service, cache_key, service_of
+from corral.engine import slot_file
+from corral.engine.slot_file import SlotFile
+from corral.errors import InvalidRequest, NotSupported
+from corral.events import SlotDone
+from corral.ids import CacheKey, SlotId, Token
+from corral.tasks import SlotAction, TaskKind
+
+
+async def slot_action(request: Request) -> Response:
+    """Save, restore or erase what an idle slot last held; a busy one is waited for."""
+    folder = service_of(request).server.slot_save_path
+    if folder is None:
+        raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
+    try:
+        slot = int(request.path_params["id_slot"])
+    except ValueError:
+        raise InvalidRequest("Invalid slot ID") from None
+    match request.query_params.get("action"):
+        case "save":
+            return await _save(request, slot, folder)
+        case "restore":
+            return await _restore(request, slot, folder)
+        case "erase":
+            done = await _act(request, TaskKind.SLOT_ERASE, slot, cache_key(request, ""))
+            return json_response({"id_slot": slot, "n_erased": done.n_tokens})
+    raise InvalidRequest("Invalid action")
+
+
+async def _save(request: Request, slot: int, folder: Path) -> Response:
+    start_s = time.monotonic()
+    name, _ = await read_body(request, _read)
+    path = await asyncio.to_thread(slot_file.inside, folder, name)
+    done = await _act(request, TaskKind.SLOT_SAVE, slot, cache_key(request, ""))
+    traits = service_of(request).runtime.traits
+    file = SlotFile(done.tokens, done.data[len(traits.state_head) :])
+    n_bytes = await asyncio.to_thread(slot_file.save, path, file, traits.state_version)
+    timings = {"save_ms": _since_ms(start_s)}
+    body = {"id_slot": slot, "filename": name, "n_saved": done.n_tokens, "n_written": n_bytes, "timings": timings}
+    return json_response(body)
+
+
+async def _restore(request: Request, slot: int, folder: Path) -> Response:
+    start_s = time.monotonic()
+    name, salt = await read_body(request, _read)
+    traits = service_of(request).runtime.traits
+    path = await asyncio.to_thread(slot_file.inside, folder, name)
+    file, n_bytes = await asyncio.to_thread(slot_file.load, path, traits)
+    state = traits.state_head + file.state
+    done = await _act(request, TaskKind.SLOT_RESTORE, slot, cache_key(request, salt), file.tokens, state)
+    timings = {"restore_ms": _since_ms(start_s)}
+    body = {"id_slot": slot, "filename": name, "n_restored": done.n_tokens, "n_read": n_bytes, "timings": timings}
+    return json_response(body)
+
+
+def _read(fields: Fields) -> tuple[str, str]:
+    """The name of the file, and the salt of requests that are to meet what is restored."""
+    if fields.value("filename") is None:
+        raise InvalidRequest("key 'filename' not found")
+    return fields.text("filename"), fields.text("cache_salt")
+
+
+async def _act(
+    request: Request, kind: TaskKind, slot: int, key: CacheKey, tokens: tuple[Token, ...] = (), data: bytes = b""
+) -> SlotDone:
+    service: Service = service_of(request)
+    engine = service.runtime.engine
+    number = SlotId(slot % service.runtime.n_slots)
+    return await engine.act(SlotAction(engine.new_task_id(), kind, number, key, tokens, data))
+
+
+def _since_ms(start_s: float) -> float:
+    return round((time.monotonic() - start_s) * 1000, 3)

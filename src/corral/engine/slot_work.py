@@ -1,0 +1,244 @@
+"""What is asked of idle slots between two steps: what a slot held as bytes, bytes back into a slot, forgetting it.
+
+Files are not read or written here: bytes go out with the event, and come in with the action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from corral.engine.books import Books
+from corral.engine.commit import Commit
+from corral.engine.draft import Draft
+from corral.engine.executor import Executor
+from corral.engine.ledger import Holder, KvLedger, Tier
+from corral.engine.plan import Arrange
+from corral.engine.pressure import evict, reclaim
+from corral.engine.publish import where_kept
+from corral.engine.slot import Memory, Slot
+from corral.errors import CorralError, InvalidRequest, ServerError
+from corral.events import End, Failed, SlotDone
+from corral.ids import CacheKey, RowId, SnapshotId, TaskId
+from corral.ops import Copy, Drop, Load, Op, Save, Trim
+from corral.ports import Clock, Context
+from corral.tasks import SlotAction, TaskKind
+
+NO_ROOM = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+
+
+def tenant_of(key: CacheKey) -> str:
+    """Whose key it is, whatever its salt."""
+    return key.partition(":")[0]
+
+
+class SlotWork:
+    """Actions wait here until their slot is idle. Each goes through the same executor and commit as a step."""
+
+    def __init__(self, books: Books, context: Context, executor: Executor, commit: Commit, clock: Clock) -> None:
+        self._books = books
+        self._context = context
+        self._executor = executor
+        self._commit = commit
+        self._clock = clock
+        self._waiting: list[SlotAction] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``run`` would do something."""
+        return any(self._books.slots[a.slot].is_idle for a in self._waiting)
+
+    def add(self, action: SlotAction) -> None:
+        self._waiting.append(action)
+
+    def forget(self, tasks: Iterable[TaskId]) -> None:
+        gone = set(tasks)
+        self._waiting = [a for a in self._waiting if a.id not in gone]
+
+    def waiting(self) -> list[TaskId]:
+        return [a.id for a in self._waiting]
+
+    def run(self) -> list[End]:
+        """Do what can be done now, in order of arrival."""
+        ready = [a for a in self._waiting if self._books.slots[a.slot].is_idle]
+        self.forget(a.id for a in ready)
+        return [self._do(action) for action in ready]
+
+    def _do(self, action: SlotAction) -> End:
+        slot = self._books.slots[action.slot]
+        try:
+            if slot.memory and tenant_of(slot.memory.key) != tenant_of(action.key):
+                raise InvalidRequest(f"slot {slot.id} holds what another API key sent")
+            match action.kind:
+                case TaskKind.SLOT_SAVE:
+                    return self._save(action, slot)
+                case TaskKind.SLOT_RESTORE:
+                    return self._restore(action, slot)
+                case _:
+                    return self._erase(action, slot)
+        except CorralError as error:
+            return Failed(action.id, error)
+
+    def _draft(self) -> Draft:
+        return Draft(self._books.view(self._clock.now_ms()))
+
+    def _carry_out(self, draft: Draft, error: CorralError) -> None:
+        """Raises ``error`` if an op fails; what was done until then is recorded."""
+        chosen = draft.finish()
+        outcome = self._executor.run(chosen, {})
+        self._commit.record(chosen, outcome, self._clock.now_ms())
+        if outcome.error:
+            raise error
+
+    def _arrange(self, error: CorralError, *ops: Op) -> None:
+        draft = self._draft()
+        draft.act(Arrange(), *ops)
+        self._carry_out(draft, error)
+
+    # --- save ------------------------------------------------------------------------------------------------------
+
+    def _save(self, action: SlotAction, slot: Slot) -> SlotDone:
+        """What is left of what the slot held. Raises ServerError if nothing of it is left."""
+        books, memory = self._books, slot.memory
+        n = _n_whole(books.ledger, memory) if memory else 0
+        if memory and not n:
+            raise ServerError(f"Unable to save slot: the {len(memory.tokens)} tokens it held are not kept any more")
+        draft = self._draft()
+        snapshot, is_new = _whole_snapshot(draft, memory, n)
+        self._carry_out(draft, ServerError("Unable to save slot"))
+        data = books.store.get(snapshot) or b""
+        if is_new:
+            self._arrange(ServerError("Unable to save slot"), Drop(snapshot))
+        tokens = tuple(memory.tokens[:n]) if memory else ()
+        return SlotDone(action.id, n, tokens, data)
+
+    # --- restore ---------------------------------------------------------------------------------------------------
+
+    def _restore(self, action: SlotAction, slot: Slot) -> SlotDone:
+        """Into a row of its own; only when it is there does the slot stand for it."""
+        tokens = action.tokens
+        if not tokens:
+            slot.memory = None
+            return SlotDone(action.id, 0)
+        self._check(action)
+        self._load(action, self._adopt(action))
+        slot.memory = Memory(action.key, list(tokens))
+        return SlotDone(action.id, len(tokens))
+
+    def _check(self, action: SlotAction) -> None:
+        if len(action.tokens) > self._books.n_ctx_slot:
+            raise InvalidRequest("Unable to restore slot: Restored prompt does not fit in the slot context")
+        if fault := self._context.fault(action.data, len(action.tokens)):
+            raise InvalidRequest(f"Unable to restore slot: {fault}")
+
+    def _adopt(self, action: SlotAction) -> SnapshotId:
+        books = self._books
+        snapshot = SnapshotId(books.next_snapshot)
+        books.next_snapshot += 1
+        books.store.put(snapshot, action.data)
+        books.ledger.adopt(snapshot, action.key, action.tokens, len(action.data))
+        return snapshot
+
+    def _load(self, action: SlotAction, snapshot: SnapshotId) -> None:
+        """The bytes are in RAM until they are in a row, or known not to be good."""
+        error, n = InvalidRequest(NO_ROOM), len(action.tokens)
+        draft = self._draft()
+        draft.spared.add(snapshot)
+        row = _free_row(draft) if not draft.ledger.traits.shared_cells or reclaim(draft, n) else None
+        if row is None or snapshot not in draft.ledger.snapshots():
+            self._arrange(error, Drop(snapshot))
+            raise error
+        draft.act(Arrange(), Load(snapshot, row))
+        self._carry_out(draft, error)
+        if self._context.bounds(row) != (0, n):
+            self._arrange(error, Drop(snapshot), Trim(row, 0))
+            raise error
+        self._arrange(error, Drop(snapshot))
+
+    # --- erase -----------------------------------------------------------------------------------------------------
+
+    def _erase(self, action: SlotAction, slot: Slot) -> SlotDone:
+        """Forget whatever holds just what the slot held; what others share or went on from stays theirs."""
+        books, memory = self._books, slot.memory
+        if memory is None:
+            return SlotDone(action.id, 0)
+        n, _ = where_kept(memory, books.ledger)
+        ops: list[Op] = []
+        for holder in _exact_holders(self._draft(), memory, n):
+            if holder.tier is not Tier.ROW:
+                ops.append(Drop(SnapshotId(holder.id)))
+            elif not books.ledger.is_leased(RowId(holder.id)):
+                ops.append(Trim(RowId(holder.id), 0))
+        self._arrange(ServerError("Unable to erase slot"), *ops)
+        slot.memory = None
+        return SlotDone(action.id, n)
+
+
+def _n_whole(ledger: KvLedger, memory: Memory) -> int:
+    """How many of the tokens rows and snapshots still hold; a checkpoint alone holds none."""
+    levels = ledger.match(memory.key, memory.tokens)
+    return max((level.n for level in levels if any(h.tier is not Tier.CHECKPOINT for h in level.holders)), default=0)
+
+
+def _exact_holders(draft: Draft, memory: Memory, n: int) -> list[Holder]:
+    """Those that hold the first ``n`` tokens and nothing else, in a fixed order."""
+    ledger = draft.ledger
+    levels = ledger.match(memory.key, memory.tokens[:n])
+    holders = sorted(levels[-1].holders, key=lambda h: (h.tier.value, h.id)) if levels else []
+    return [h for h in holders if ledger.holder_length(h) == n]
+
+
+def _free_row(draft: Draft, spared: RowId | None = None) -> RowId | None:
+    """An empty row, if need be that of the least recently used cold prefix."""
+    ledger = draft.ledger
+    if empty := ledger.empty_rows():
+        return empty[0]
+    cold = next((row for row in ledger.cold_rows() if row != spared), None)
+    if cold is not None:
+        evict(draft, cold)
+    return cold
+
+
+def _whole_snapshot(draft: Draft, memory: Memory | None, n: int) -> tuple[SnapshotId, bool]:
+    """A snapshot of exactly the first ``n`` tokens, and whether the plan makes it. Raises ServerError without room."""
+    exact = _exact_holders(draft, memory, n) if memory else []
+    exact = [h for h in exact if h.tier is not Tier.CHECKPOINT]
+    for holder in exact:
+        if holder.tier is Tier.RAM:
+            return SnapshotId(holder.id), False
+    snapshot = draft.new_snapshot()
+    if exact:
+        draft.act(Arrange(), Save(RowId(exact[0].id), snapshot))
+        return snapshot, True
+    row, ops = _cut_copy(draft, memory, n)
+    draft.act(Arrange(), *ops, Save(row, snapshot), Trim(row, 0))
+    return snapshot, True
+
+
+def _longer_holder(draft: Draft, memory: Memory, n: int) -> Holder:
+    """A row if there is one: its cells can be shared."""
+    holders = draft.ledger.match(memory.key, memory.tokens[:n])[-1].holders
+    holders = frozenset(h for h in holders if h.tier is not Tier.CHECKPOINT)
+    return min(holders, key=lambda h: (h.tier is not Tier.ROW, h.id))
+
+
+def _cut_copy(draft: Draft, memory: Memory | None, n: int) -> tuple[RowId, list[Op]]:
+    """A row of its own for the first ``n`` tokens of a longer holder; an empty one for nothing."""
+    no_room = ServerError("Unable to save slot: no room in the KV cache to cut its prefix from a longer one")
+    source = _longer_holder(draft, memory, n) if memory else None
+    src = RowId(source.id) if source and source.tier is Tier.ROW else None
+    shares = draft.ledger.traits.shared_cells
+    if source and not (shares and src is not None):
+        draft.spared |= {SnapshotId(source.id)} if src is None else set()
+        if shares and not reclaim(draft, draft.ledger.holder_length(source)):
+            raise no_room
+    row = _free_row(draft, spared=src)
+    if row is None:
+        raise no_room
+    if source is None:
+        return row, []
+    if src is not None and shares:
+        return row, [Copy(src, row, n)]
+    if src is None:
+        return row, [Load(SnapshotId(source.id), row), Trim(row, n)]
+    carrier = draft.new_snapshot()
+    return row, [Save(src, carrier), Load(carrier, row), Drop(carrier), Trim(row, n)]
