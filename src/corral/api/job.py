@@ -46,11 +46,13 @@ def make_job(
     model: str,
     key: CacheKey,
     special: bool = False,
+    borders: tuple[int, ...] = (),
 ) -> Job:
-    """Tasks for every prompt: with n > 1 a parent and its siblings each."""
+    """Tasks for every prompt: with n > 1 a parent and its siblings each. ``borders``: as in ``tasks.Task``."""
     reply_id = f"chatcmpl-{secrets.token_hex(16)}"
     groups = tuple(
-        _group(prompt, i * params.n, params, engine, key, reply_id, special) for i, prompt in enumerate(prompts)
+        _group(prompt, i * params.n, params, engine, key, reply_id, special, borders)
+        for i, prompt in enumerate(prompts)
     )
     return Job(reply_id, int(time.time()), model, params, groups, tokenizer)
 
@@ -63,6 +65,7 @@ def _group(
     key: CacheKey,
     reply_id: str,
     special: bool,
+    borders: tuple[int, ...],
 ) -> TaskGroup:
     parent = Task(
         id=engine.new_task_id(),
@@ -76,6 +79,7 @@ def _group(
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
         special=special,
+        borders=borders,
         preserved_tokens=params.preserved_tokens,
         request_id=reply_id,
     )

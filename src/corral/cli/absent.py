@@ -16,8 +16,8 @@ _NAMES = """
 --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft
 -ncmoed --n-cpu-moe-draft -devd --device-draft -ngld --gpu-layers-draft --n-gpu-layers-draft -md --model-draft -ctkd
 --cache-type-k-draft -ctvd --cache-type-v-draft --draft-p-split --draft-p-min --draft --draft-n --draft-max
---draft-min --draft-n-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot -ctxcp
---ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step --cache-idle-slots --no-cache-idle-slots
+--draft-min --draft-n-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot
+--cache-idle-slots --no-cache-idle-slots
 --context-shift --spm-infill --pooling --embedding --embeddings --embd-normalize --rerank --reranking -mm --mmproj
 -mmu --mmproj-url --mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens
 --image-max-tokens --mtmd-batch-max-tokens --media-path --reuse-port --path --ui-config --webui-config

@@ -100,6 +100,8 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
         cache_ram_bytes=-1 if ram < 0 else ram * MIB,
         cont_batching=args["cont_batching"],
         slot_prompt_similarity=args["slot_prompt_similarity"],
+        n_ctx_checkpoints=args["ctx_checkpoints"],
+        checkpoint_min_step=args["checkpoint_min_step"],
         show_text=args["slots_debug"],
         audit=args["audit"],
     )

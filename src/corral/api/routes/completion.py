@@ -35,7 +35,7 @@ async def chat(request: Request) -> Response:
     """Answer a conversation; OpenAI's format."""
     service = service_of(request)
     asked = await read_body(request, lambda fields: read_chat(fields, service))
-    job = _job(request, service, [asked.prompt], asked.params)
+    job = _job(request, service, [asked.prompt], asked.params, asked.borders)
     return _reply(request, service, job, ChatDialect(job, asked.echo))
 
 
@@ -52,7 +52,9 @@ def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
     return prompts, read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
 
 
-def _job(request: Request, service: Service, prompts: list[Prompt], params: Params) -> Job:
+def _job(
+    request: Request, service: Service, prompts: list[Prompt], params: Params, borders: tuple[int, ...] = ()
+) -> Job:
     return make_job(
         prompts,
         params,
@@ -61,6 +63,7 @@ def _job(request: Request, service: Service, prompts: list[Prompt], params: Para
         model=service.model,
         key=cache_key(request, params.cache_salt),
         special=service.defaults.special,
+        borders=borders,
     )
 
 

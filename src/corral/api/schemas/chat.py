@@ -8,9 +8,10 @@ from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt
 from corral.api.service import Service
+from corral.chat.borders import text_borders, token_borders
 from corral.chat.messages import Conversation, read_conversation, read_messages
 from corral.errors import InvalidRequest
-from corral.ports import ModelInfo, Tokenizer
+from corral.ports import ModelInfo, Rollback, Tokenizer
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
@@ -18,11 +19,12 @@ N_PROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat request, read. ``echo``: text to repeat at the head of the reply."""
+    """A chat request, read. ``echo``: text to repeat at the head of the reply. ``borders``: as in ``tasks.Task``."""
 
     prompt: Prompt
     params: Params
     echo: str = ""
+    borders: tuple[int, ...] = ()
 
 
 def read_chat(fields: Fields, service: Service) -> Chat:
@@ -34,7 +36,8 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     if n_probs is not None:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
     echo = conversation.prefix if fields.boolean("echo") else ""
-    return Chat(chat_tokens(text, runtime.model.info, tokenizer), params, echo)
+    prompt = chat_tokens(text, runtime.model.info, tokenizer)
+    return Chat(prompt, params, echo, _borders(conversation, prompt, text, fields, service))
 
 
 def render_chat(fields: Fields, service: Service) -> tuple[Conversation, str]:
@@ -56,6 +59,16 @@ def chat_tokens(text: str, info: ModelInfo, tokenizer: Tokenizer) -> Prompt:
     if info.add_bos and info.bos_token is not None:
         text = text.removeprefix(tokenizer.piece(info.bos_token, special=True).decode("utf-8", "replace"))
     return tuple(tokenizer.tokenize(text, add_special=True, parse_special=True))
+
+
+def _borders(
+    conversation: Conversation, prompt: Prompt, text: str, fields: Fields, service: Service
+) -> tuple[int, ...]:
+    """Only where memory needs checkpoints: to find them the template runs twice more."""
+    if service.runtime.traits.rollback is Rollback.ANY:
+        return ()
+    positions = text_borders(text, conversation.messages, service.template, _template_kwargs(fields, service))
+    return token_borders(prompt, text, positions, service.runtime.model.tokenizer)
 
 
 def _refuse_tools(fields: Fields) -> None:
