@@ -102,7 +102,7 @@ class Task:
     ``parent``: with n > 1 the id of the first sibling, whose prompt this one shares; siblings are submitted together
     and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
     offers a prefix. ``borders`` are the positions in the prompt at which messages begin, if it has any. ``special``
-    prints control tokens as text; those in ``preserved_tokens`` are always printed.
+    prints control tokens as text; those in ``preserved_tokens`` are always printed. ``stream``: for those who look on.
     """
 
     id: TaskId
@@ -117,6 +117,7 @@ class Task:
     parent: TaskId | None = None
     return_progress: bool = False
     timings_per_token: bool = False
+    stream: bool = False
     special: bool = False
     preserved_tokens: frozenset[Token] = frozenset()
     borders: tuple[int, ...] = ()

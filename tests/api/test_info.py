@@ -57,9 +57,11 @@ def test_slots(serve_sim: SimServer) -> None:
 
 def test_slots_while_busy(serve_sim: SimServer) -> None:
     http = serve_sim(n_slots=1, n_ctx=100_000)
-    with send_raw(http, {"prompt": "hello", "n_predict": 90_000, "logit_bias": {"q": 1e6}}):
+    asked = {"prompt": "hello", "n_predict": 90_000, "logit_bias": {"q": 1e6}, "stream": True}
+    with send_raw(http, {**asked, "timings_per_token": True}):
         until(lambda: http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded", 0) > 3, "tokens come")
         slot = http.get("/slots").json()[0]
+        assert (slot["params"]["stream"], slot["params"]["timings_per_token"]) == (True, True)
         assert slot["is_processing"] and slot["next_token"][0]["has_next_token"]
         assert slot["n_prompt_tokens_processed"] + slot["n_prompt_tokens_cache"] == 6
         assert 0 < slot["next_token"][0]["n_remain"] < 90_000
@@ -112,8 +114,23 @@ def test_tokenize(http: httpx.Client) -> None:
 def test_detokenize(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"tokens": [97, 257, 98]}).json() == {"content": "a</s>b"}
     assert http.post("/detokenize", json={}).json() == {"content": ""}
-    for tokens in ([-1], [10**9], ["a"], "a", [1.5]):
-        assert http.post("/detokenize", json={"tokens": tokens}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/detokenize", {"tokens": [97, -1]}, "Field 'tokens': element 1 is -1, which is not in [0, 272)"),
+        ("/detokenize", {"tokens": [10**9]}, "Field 'tokens': element 0 is 1000000000, which is not in [0, 272)"),
+        ("/detokenize", {"tokens": ["a"]}, "Field 'tokens': element 0 must be a token id, but is string"),
+        ("/detokenize", {"tokens": [1, 2, 1.5]}, "Field 'tokens': element 2 must be a token id, but is 1.5"),
+        ("/detokenize", {"tokens": "a"}, "Field 'tokens': type must be array, but is string"),
+        ("/tokenize", {"content": ["a", True]}, "Field 'content': element 1 must be a token id, but is boolean"),
+        ("/tokenize", {"content": [272]}, "Field 'content': element 0 is 272, which is not in [0, 272)"),
+    ],
+)
+def test_wrong_tokens_are_named(http: httpx.Client, path: str, body: dict[str, object], message: str) -> None:
+    refused = http.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
 
 
 def test_apply_template_and_token_counts(http: httpx.Client) -> None:

@@ -78,6 +78,7 @@ def _group(
         index=first,
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
+        stream=params.stream,
         special=special,
         borders=borders,
         preserved_tokens=params.preserved_tokens,

@@ -62,6 +62,16 @@ def test_soft_limits_clamp() -> None:
             {"adaptive_decay": 1.5},
             "Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got 1.500000",
         ),
+        (
+            {"adaptive_decay": 2},
+            "Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got 2.000000",
+        ),
+        (
+            {"adaptive_decay": -1e300},
+            "Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got -1e+300",
+        ),
+        ({"n": 1e300}, "Field 'n': Value must be between 1 <= value <= 4, but got 1e+300"),
+        ({"n": 2**63}, "Field 'n': Value must be between 1 <= value <= 4, but got 9.22337e+18"),
         ({"temperature": "hot"}, "Field 'temperature': type must be number, but is string"),
         ({"temperature": True}, "Field 'temperature': type must be number, but is boolean"),
         ({"n_predict": [1]}, "Field 'n_predict': type must be number, but is array"),

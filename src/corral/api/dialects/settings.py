@@ -91,7 +91,9 @@ def settings_json(
     }
 
 
-def public_settings_json(sampling: Sampling, limits: Limits) -> Json:
+def public_settings_json(
+    sampling: Sampling, limits: Limits, *, stream: bool = False, timings_per_token: bool = False
+) -> Json:
     """The same without what may show a request's content."""
-    settings = settings_json(sampling, limits)
+    settings = settings_json(sampling, limits, stream=stream, timings_per_token=timings_per_token)
     return {name: value for name, value in settings.items() if name not in _PRIVATE}

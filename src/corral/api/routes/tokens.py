@@ -8,7 +8,7 @@ from starlette.responses import Response
 from corral.api.routes.body import json_response, read_body
 from corral.api.schemas.chat import chat_tokens, render_chat
 from corral.api.schemas.fields import Fields, wrong_type
-from corral.api.schemas.prompt import check_token, read_mixed
+from corral.api.schemas.prompt import read_mixed, read_token
 from corral.api.service import Service, service_of
 from corral.ids import Token
 from corral.ports import Tokenizer
@@ -53,7 +53,7 @@ def _tokenize(fields: Fields, tokenizer: Tokenizer) -> list[object]:
     if not isinstance(content, str | list):
         raise wrong_type("content", "string or array", content)
     parts = [content] if isinstance(content, str) else content
-    tokens = read_mixed(parts, tokenizer, add_special=add_special, parse_special=parse_special)
+    tokens = read_mixed(parts, tokenizer, add_special=add_special, parse_special=parse_special, name="content")
     if not fields.boolean("with_pieces"):
         return [*tokens]
     return [{"id": token, "piece": _piece(token, tokenizer)} for token in tokens]
@@ -69,4 +69,5 @@ def _piece(token: Token, tokenizer: Tokenizer) -> str | list[int]:
 
 def _detokenize(fields: Fields, tokenizer: Tokenizer) -> str:
     tokens = fields.array("tokens") or []
-    return tokenizer.detokenize([check_token(token, tokenizer) for token in tokens], special=True)
+    checked = [read_token("tokens", i, token, tokenizer) for i, token in enumerate(tokens)]
+    return tokenizer.detokenize(checked, special=True)

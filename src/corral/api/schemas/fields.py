@@ -10,6 +10,8 @@ import orjson
 from corral.errors import InvalidRequest
 
 INT_MAX = 2**31 - 1
+_LONG = 10**15
+"""Numbers from here on are shown with an exponent."""
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
@@ -36,6 +38,8 @@ def wrong_type(name: str, wanted: str, value: object) -> InvalidRequest:
 
 
 def _shown(value: float) -> str:
+    if abs(value) >= _LONG:
+        return f"{float(value):g}"
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
@@ -80,7 +84,7 @@ class Fields:
     def hard_number(self, name: str, default: float, low: float, high: float) -> float:
         """A number that must lie in [low, high]."""
         value = self._body.get(name)
-        return default if value is None else _within(name, _finite(name, value), low, high)
+        return default if value is None else _within(name, float(_finite(name, value)), low, high)
 
     def clamped(self, name: str, default: int, low: int = -INT_MAX, high: int = INT_MAX) -> int:
         """An integer, silently clamped to [low, high]; fractions are cut off."""

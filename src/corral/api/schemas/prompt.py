@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.api.schemas.fields import Fields
+from corral.api.schemas.fields import Fields, type_name
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Tokenizer
@@ -38,24 +38,38 @@ def read_prompt(value: object, tokenizer: Tokenizer) -> Prompt:
     raise InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
 
 
-def read_mixed(value: list[object], tokenizer: Tokenizer, *, add_special: bool, parse_special: bool) -> list[Token]:
-    """Strings and token ids in a row; a beginning-of-text token only before the first. Raises InvalidRequest."""
+def read_mixed(
+    value: list[object], tokenizer: Tokenizer, *, add_special: bool, parse_special: bool, name: str = ""
+) -> list[Token]:
+    """Strings and token ids in a row; a beginning-of-text token only before the first.
+
+    ``name`` is the field's, if it is not the prompt. Raises InvalidRequest.
+    """
     tokens: list[Token] = []
     for i, item in enumerate(value):
         if isinstance(item, str):
             first = add_special and i == 0
             tokens += tokenizer.tokenize(item, add_special=first, parse_special=parse_special)
         else:
-            tokens.append(check_token(item, tokenizer))
+            tokens.append(read_token(name, i, item, tokenizer) if name else _prompt_token(item, tokenizer))
     return tokens
 
 
-def check_token(value: object, tokenizer: Tokenizer) -> Token:
-    """A token id of the vocabulary. Raises InvalidRequest."""
+def _prompt_token(value: object, tokenizer: Tokenizer) -> Token:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(_FORMS)
     if not 0 <= value < tokenizer.n_vocab:
-        raise InvalidRequest("Prompt contains invalid tokens")
+        raise InvalidRequest(f"Prompt contains invalid tokens: {value} is not in [0, {tokenizer.n_vocab})")
+    return value
+
+
+def read_token(name: str, index: int, value: object, tokenizer: Tokenizer) -> Token:
+    """A token id of the vocabulary: element ``index`` of the array ``name``. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        shown = value if isinstance(value, float) else type_name(value)
+        raise InvalidRequest(f"Field '{name}': element {index} must be a token id, but is {shown}")
+    if not 0 <= value < tokenizer.n_vocab:
+        raise InvalidRequest(f"Field '{name}': element {index} is {value}, which is not in [0, {tokenizer.n_vocab})")
     return value
 
 
