@@ -79,7 +79,7 @@ def says(text: str, reason: StopReason = StopReason.EOS, word: str = "") -> Scri
         for char in text:
             tokens = tuple(char.encode())
             n += len(tokens)
-            events.append(Chunk(task.id, char, tokens, n, timings))
+            events.append(Chunk(task.id, char, tokens, n, timings if task.timings_per_token else None))
         done = Timings(0, len(task.prompt), 5.0, n, 2.0 * n)
         tokens = tuple(text.encode())
         seed = 7 if task.sampling.seed is None else task.sampling.seed

@@ -195,6 +195,14 @@ def test_timings_per_token(http: httpx.Client, path: str) -> None:
     assert "timings" in first or path == "/v1/chat/completions"
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_chunk_that_has_timings_shows_them(http: httpx.Client, engine: CannedEngine, path: str) -> None:
+    engine.script = lambda task: [started(task), chunk(task), says("")(task)[-1]]
+    data = events(http.post(path, json=BODY))
+    (shown,) = [event for event in data if event != "[DONE]" and "half" in json.dumps(event)]
+    assert shown["timings"]["predicted_n"] == 1
+
+
 def test_response_fields(http: httpx.Client) -> None:
     fields = ["content", "generation_settings/n_predict", "timings/no", "nothing"]
     reply = http.post("/completion", json={**BODY, "stream": False, "response_fields": fields}).json()

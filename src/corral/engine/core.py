@@ -18,7 +18,7 @@ from corral.engine.life import Life
 from corral.engine.plan import Plan
 from corral.engine.policy import plan
 from corral.engine.publish import publish
-from corral.engine.sampling import RowSampler, new_row_sampler
+from corral.engine.sampling import RowSampler, new_row_sampler, used_seed
 from corral.engine.slot_work import SlotWork
 from corral.engine.state import EngineSnapshot
 from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
@@ -216,5 +216,5 @@ def _nothing(task: Task) -> Finished:
         n_tokens_cached=0,
         truncated=False,
         has_new_line=False,
-        seed=0,
+        seed=used_seed(task.sampling.seed),
     )

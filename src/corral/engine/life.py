@@ -117,9 +117,9 @@ class Life:
         work.tokens.append(picked.token)
         probs = self._probs(work, picked)
         piece = self._push(work, picked.token, probs)
-        if piece:
-            self._chunk(work, piece)
         reason = self._reason(work, picked.token, now_ms)
+        if piece:
+            self._chunk(work, piece, is_last=reason is not None)
         if reason is not None:
             self._finish(slot, reason, now_ms)
 
@@ -145,9 +145,9 @@ class Life:
         data = self._tokenizer.piece(token, special=task.special or token in task.preserved_tokens)
         return work.text.push(token, data, probs)
 
-    def _chunk(self, work: Generation, piece: Piece) -> None:
+    def _chunk(self, work: Generation, piece: Piece, is_last: bool) -> None:
         task = work.task
-        timings = work.timings() if task.timings_per_token else None
+        timings = work.timings() if task.timings_per_token or is_last else None
         self.events.append(Chunk(task.id, piece.text, piece.tokens, work.n_decoded, timings, piece.probs))
 
     def _reason(self, work: Generation, token: Token, now_ms: float) -> StopReason | None:
@@ -175,7 +175,7 @@ class Life:
         if work.text.stopped is not None:
             reason = StopReason.WORD
         if rest:
-            self._chunk(work, rest)
+            self._chunk(work, rest, is_last=True)
         self.events.append(self._finished(slot, reason))
         self._books.metrics.finished(work.timings(), now_ms - work.queued_ms)
         self._leave(slot)

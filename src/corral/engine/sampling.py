@@ -84,7 +84,7 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     _check(sampling, model.info.n_vocab)
     banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
     _check_bans(sampling, banned, model.info.n_vocab)
-    seed = _seed(sampling.seed)
+    seed = used_seed(sampling.seed)
     if is_common(sampling):
         return RowSampler(sampling, seed, Edits(sampling, banned, prompt, model.info.n_ctx_train), None)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
@@ -113,7 +113,8 @@ def _check_bans(sampling: Sampling, banned: frozenset[Token], n_vocab: int) -> N
         raise InvalidRequest(f"logit_bias{also}: all {n_vocab} tokens are banned; leave at least one")
 
 
-def _seed(asked: int | None) -> int:
+def used_seed(asked: int | None) -> int:
+    """The seed of a task's draws; one is drawn for None and for libllama's number for it."""
     seed = RANDOM_SEED if asked is None else asked & 0xFFFFFFFF
     return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
 

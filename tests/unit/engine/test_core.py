@@ -89,6 +89,17 @@ def test_an_empty_prompt_gets_an_empty_answer() -> None:
     assert not core.has_work
 
 
+@pytest.mark.parametrize(("asked", "shown"), [(5, 5), (2**32 + 5, 5), (None, None)])
+def test_an_empty_answer_shows_its_seed(asked: int | None, shown: int | None) -> None:
+    core = engine()
+    core.submit((replace(task(1, ()), sampling=Sampling(seed=asked)),))
+    (event,) = core.step()
+    assert isinstance(event, Finished)
+    assert 0 <= event.seed < 2**32 - 1
+    assert shown in (None, event.seed)
+    assert event.seed > 0, "a drawn seed is 0 once in 4 billion runs"
+
+
 def test_s7_tasks_beyond_the_queue_are_refused_and_told_when_to_come_again() -> None:
     core = engine(n_slots=2, max_queue=3)
     for i in range(1, 6):

@@ -9,7 +9,7 @@ from tests.props.engine_machine import Cancel, Heard, Player, Setup, Submit, exp
 
 from corral.engine.slot import MOVES, IllegalMove, Slot
 from corral.engine.state import SlotSnapshot, SlotState
-from corral.events import Event, Progress, StopReason
+from corral.events import Chunk, Event, Progress, StopReason
 from corral.ids import SlotId, TaskId
 from corral.tasks import Sampling, Task
 
@@ -89,6 +89,18 @@ def test_the_limit_and_the_context_end_an_answer(unified: bool) -> None:
     limited, full = player.finished[TaskId(1)][1], player.finished[TaskId(2)][1]
     assert (limited.reason, limited.truncated, len(limited.tokens)) == (StopReason.LIMIT, False, 5)
     assert (full.reason, full.truncated, len(full.tokens)) == (StopReason.LIMIT, True, 5)
+
+
+def test_the_last_chunk_carries_the_timings() -> None:
+    player = Player(Setup(n_slots=1, n_ctx=200))
+    player.submit(Submit(n_prompt=10, n_predict=5))
+    told: list[Event] = []
+    while player.engine.has_work:
+        told += player.step()
+    *before, last = [e for e in told if isinstance(e, Chunk)]
+    assert not any(chunk.timings for chunk in before)
+    assert last.timings is not None
+    assert last.timings.n_predicted == 5
 
 
 @MEMORIES

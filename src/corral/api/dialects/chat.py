@@ -46,7 +46,7 @@ class ChatDialect:
             task_id: b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":{"content":' % index
             for task_id, index in self._indices.items()
         }
-        self._is_plain = not (job.params.timings_per_token or job.params.sampling.n_probs)
+        self._is_plain = not job.params.sampling.n_probs
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -83,7 +83,7 @@ class ChatDialect:
 
     def _chunk(self, chunk: Chunk) -> bytes:
         task_id = chunk.task_id
-        if self._is_plain:
+        if self._is_plain and chunk.timings is None:
             text = b"%b%b%b" % (self._before[task_id], orjson.dumps(chunk.text), self._after)
         else:
             text = self._delta(task_id, {"content": chunk.text}, self._extra(chunk), self._logprobs(chunk))

@@ -39,7 +39,7 @@ class CompletionsDialect:
         self._after = {
             i: b',"index":%d,"logprobs":null,"finish_reason":null}],%b}\n\n' % (i, tail) for i in self._indices.values()
         }
-        self._is_plain = not (job.params.timings_per_token or job.params.sampling.n_probs)
+        self._is_plain = not job.params.sampling.n_probs
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -70,7 +70,7 @@ class CompletionsDialect:
 
     def _chunk(self, chunk: Chunk) -> bytes:
         index = self._indices[chunk.task_id]
-        if self._is_plain:
+        if self._is_plain and chunk.timings is None:
             return b'data: {"choices":[{"text":%b%b' % (orjson.dumps(chunk.text), self._after[index])
         logprobs: Json | None = {"content": probs_json(chunk.probs, self._job.tokenizer)} if chunk.probs else None
         body: Json = {"choices": [self._choice(index, chunk.text, logprobs, None)], **self._tail, **self._id}

@@ -38,7 +38,6 @@ class NativeDialect:
         self._job = job
         self._tasks = {task.id: task for task in job.tasks}
         self._frames = {task.id: _Frame.of(task) for task in job.tasks}
-        self._is_plain = not (job.params.timings_per_token or job.params.sampling.n_probs)
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -74,11 +73,10 @@ class NativeDialect:
 
     def _chunk(self, chunk: Chunk) -> bytes:
         extra: Json = {}
-        if not self._is_plain:
-            if chunk.timings:
-                extra["timings"] = timings_json(chunk.timings)
-            if chunk.probs:
-                extra["completion_probabilities"] = probs_json(chunk.probs, self._job.tokenizer)
+        if chunk.timings:
+            extra["timings"] = timings_json(chunk.timings)
+        if chunk.probs:
+            extra["completion_probabilities"] = probs_json(chunk.probs, self._job.tokenizer)
         return self._frame(chunk.task_id, orjson.dumps(chunk.text), orjson.dumps(chunk.tokens), chunk.n_decoded, extra)
 
     def _frame(self, task_id: TaskId, content: bytes, tokens: bytes, n_decoded: int, extra: Json) -> bytes:
