@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from corral.bench.wire import WIRES, Piece, Wire
+from corral.bench.wire import WIRES, Piece, Prompt, Wire
 
 Sleep = Callable[[float], Awaitable[None]]
 Options = Mapping[str, object]
@@ -102,7 +102,7 @@ class Client:
         self._session = session
 
     async def stream(
-        self, prompt: str, n_predict: int, options: Options = NO_OPTIONS, on_first: asyncio.Event | None = None
+        self, prompt: Prompt, n_predict: int, options: Options = NO_OPTIONS, on_first: asyncio.Event | None = None
     ) -> Stream:
         """One completion of ``n_predict`` tokens, greedy unless ``options`` (request fields) say otherwise.
 
@@ -113,7 +113,7 @@ class Client:
 
     async def fork(
         self,
-        prompt: str,
+        prompt: Prompt,
         n_predict: int,
         n: int,
         options: Options = NO_OPTIONS,
@@ -181,7 +181,7 @@ class Client:
 
 @asynccontextmanager
 async def connect(url: str, api: str = "native", api_key: str = "", timeout_s: float = 600.0) -> AsyncIterator[Client]:
-    """A client of ``url``. ``api``: "native" or "oai"."""
+    """A client of ``url``. ``api`` is a key of ``WIRES``."""
     # A server may close a kept connection just as the next POST goes out; a new one for each request cannot lose it.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

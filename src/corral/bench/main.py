@@ -16,8 +16,10 @@ from pathlib import Path
 from corral.bench import offline, peer, simulate
 from corral.bench.compare import Pair, Side, comparison_table, ratios, run_pair
 from corral.bench.load import BenchError, connect
+from corral.bench.registry import WORKLOADS, Workload
 from corral.bench.report import SHOWN, Figures, result_path, short_table, table, write_json
-from corral.bench.workloads import WORKLOADS, Load, Options, Workload
+from corral.bench.wire import WIRES
+from corral.bench.workloads import Load, Options
 from corral.errors import CorralError
 
 OURS = (sys.executable, "-c", "from corral.cli.main import main; raise SystemExit(main())", "serve")
@@ -68,7 +70,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--api", choices=["native", "oai"], default="native")
+    parser.add_argument("--api", choices=list(WIRES), default="native")
     parser.add_argument("--seed", type=int, help="of the prompts; a new one each time unless given")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from corral.bench.compare import Measure, Pair, Side, ratios, rows, run_pair
 from corral.bench.load import BenchError, Client, connect
+from corral.bench.registry import WORKLOADS, Workload
 from corral.bench.report import Figures, markdown
 from corral.bench.servers import serve
-from corral.bench.workloads import WORKLOADS, Load, Options, Workload
+from corral.bench.workloads import Load, Options
 
 SCENARIOS = "decode@4,decode@16,sampled@4,aged@4,shared@4,shared@16,turns@8,mixed@2,schema@4,busy@1"
 

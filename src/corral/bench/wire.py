@@ -1,10 +1,14 @@
-"""The two wire formats the bench speaks: native ``/completion`` and OpenAI's ``/v1/completions``."""
+"""The wire formats the bench speaks: native ``/completion``, OpenAI's ``/v1/completions`` and chat."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message]
+"""Text, or the messages of a chat, which wires without chat send as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Wire(Protocol):
 
     path: str
 
-    def body(self, prompt: str, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]: ...
+    def body(self, prompt: Prompt, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]: ...
 
     def read(self, event: Mapping[str, Any]) -> list[Piece]: ...
 
@@ -38,8 +42,8 @@ class Native:
 
     path = "/completion"
 
-    def body(self, prompt: str, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]:
-        fixed = {"prompt": prompt, "n_predict": n_predict, "stream": True}
+    def body(self, prompt: Prompt, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]:
+        fixed = {"prompt": _text(prompt), "n_predict": n_predict, "stream": True}
         usual: dict[str, object] = {"ignore_eos": True, "temperature": 0, "cache_prompt": True}
         return {**fixed, **usual, **({"n_cmpl": n} if n > 1 else {}), **options}
 
@@ -56,14 +60,20 @@ class OpenAi:
 
     path = "/v1/completions"
 
-    def body(self, prompt: str, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]:
-        fixed = {"model": "m", "prompt": prompt, "max_tokens": n_predict, "stream": True}
+    def body(self, prompt: Prompt, n_predict: int, n: int, options: Mapping[str, object]) -> dict[str, object]:
+        fixed = {"model": "m", **self._prompt(prompt), "max_tokens": n_predict, "stream": True}
         usual: dict[str, object] = {"ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
         return {**fixed, **usual, **({"n": n} if n > 1 else {}), **options}
 
+    def _prompt(self, prompt: Prompt) -> dict[str, object]:
+        return {"prompt": _text(prompt)}
+
+    def _piece_text(self, choice: Mapping[str, Any]) -> str:
+        return choice.get("text") or ""
+
     def read(self, event: Mapping[str, Any]) -> list[Piece]:
         pieces = [
-            Piece(choice.get("index", 0), choice.get("text") or "", choice.get("finish_reason") is not None)
+            Piece(choice.get("index", 0), self._piece_text(choice), choice.get("finish_reason") is not None)
             for choice in event.get("choices") or ()
         ]
         usage = event.get("usage")
@@ -74,4 +84,23 @@ class OpenAi:
         return Piece(None, "", False, usage.get("completion_tokens"), usage.get("prompt_tokens"), n_cached)
 
 
-WIRES: Mapping[str, Wire] = {"native": Native(), "oai": OpenAi()}
+class Chat(OpenAi):
+    """OpenAI's chat route; a text is one question."""
+
+    path = "/v1/chat/completions"
+
+    def _prompt(self, prompt: Prompt) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)}
+
+    def _piece_text(self, choice: Mapping[str, Any]) -> str:
+        delta = choice.get("delta") or {}
+        return (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+
+
+def _text(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt) + "\nassistant:"
+
+
+WIRES: Mapping[str, Wire] = {"native": Native(), "oai": OpenAi(), "chat": Chat()}

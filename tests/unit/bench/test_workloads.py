@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from corral.bench.load import RequestFailed, connect
+from corral.bench.registry import WORKLOADS
 from corral.bench.report import Figures
-from corral.bench.workloads import WORKLOADS, Load, Options
+from corral.bench.workloads import Load, Options
 
 
 async def soon(seconds: float) -> None:
