@@ -10,7 +10,8 @@ from corral.errors import InvalidRequest
 MAX_NESTING = 256  # each "(" is two frames of libllama's parser
 MAX_ELEMENTS = 1_000_000  # after repetitions are written out
 MAX_MARKS = 16  # "a?*+": each is a rule around the one before
-MAX_REPEAT = 2000  # libllama's own limit
+MAX_REPEAT = 2000  # libllama's own limit, also for the rules that nested repetitions come to
+MAX_TOKEN = 2**32 - 1
 MAX_CODE_POINT = 0x10FFFF
 
 _ESCAPE = r"""(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[trn"\\\[\]-])"""
@@ -21,8 +22,8 @@ _TOKEN = re.compile(
     |(?P<literal>"(?:\\ESCAPE|[^"\\])*")
     |(?P<chars>\[(?:\\ESCAPE|[^\]\\])*\])
     |(?P<any>\.)
-    |(?P<token>!?<(?:\[\d+\]|[^>]*)>)
-    |(?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})
+    |(?P<token>!?<(?:\[\d+\]|(?:[^>\[][^>]*)?)>)
+    |(?P<repeat>[*+?]|\{[ \t]*[0-9]+[ \t]*(?:,[ \t]*[0-9]*[ \t]*)?\})
     |(?P<mark>[()|])""".replace("ESCAPE", _ESCAPE),
     re.VERBOSE | re.DOTALL,
 )
@@ -62,6 +63,8 @@ class Graph:
     repeats: dict[int, Repeat] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     defined: set[str] = field(default_factory=set)
+    tokens: set[str] = field(default_factory=set)
+    """The texts of ``<token>``, each of which must be one token of the vocabulary."""
 
     def new_rule(self) -> int:
         self.rules.append([[]])
@@ -92,6 +95,11 @@ class _Reader:
         self._n_elements = 0
         self._last_size = 0  # elements of the last item; 0: there is nothing to repeat
         self._n_marks = 0  # repetitions of the last item
+        self._n_made = 0  # rules that libllama makes besides the named ones
+        self._n_before: list[int] = []  # for each open group all rules before it
+        self._n_last = 1  # rules that the last item came to
+        self._may_go_on = False  # only space since the rule's "::=" or "|", so that its line may end
+        self._has_ended = False
 
     def read(self) -> Graph:
         at = 0
@@ -99,16 +107,29 @@ class _Reader:
             match = _TOKEN.match(self._text, at)
             if not match:
                 raise bad_grammar(f"unexpected {self._text[at : at + 20]!r} at character {at}")
+            if match.lastgroup not in ("space", "define"):
+                self._check_line(match)
             getattr(self, f"_{match.lastgroup}")(match[0])
             at = match.end()
         self._close_rule()
         return self._graph
 
+    def _check_line(self, match: re.Match[str]) -> None:
+        if self._has_ended:
+            raise bad_grammar(
+                f"unexpected {match[0][:20]!r} at character {match.start()}: outside of '(' a rule ends with its line"
+            )
+        self._may_go_on = False
+
     def _space(self, token: str) -> None:
-        pass
+        if len(self._open) == 1 and not self._may_go_on and not token.startswith("#"):
+            self._has_ended |= "\n" in token or "\r" in token
 
     def _define(self, token: str) -> None:
         self._close_rule()
+        if self._open and not self._has_ended:
+            raise bad_grammar(f"unexpected {token!r} on the line of another rule")
+        self._has_ended, self._may_go_on = False, True
         name = token[:-3].strip()
         number = self._graph.number(name)
         self._graph.rules[number] = [[]]
@@ -134,6 +155,12 @@ class _Reader:
         self._add_chars((ANY,))
 
     def _token(self, token: str) -> None:
+        text = token.lstrip("!")
+        if text.startswith("<["):
+            if len(text) > 14 or int(text[2:-2]) > MAX_TOKEN:
+                raise bad_grammar(f"{token[:20]} is not the id of a token")
+        else:
+            self._graph.tokens.add(text)
         self._add_chars(((),))
 
     def _add_chars(self, chars: tuple[CharClass, ...]) -> None:
@@ -144,6 +171,7 @@ class _Reader:
             raise bad_grammar("text before the first rule")
         self._last_size = size
         self._n_marks = 0
+        self._n_last = 1
         self._n_elements += size
         if size:
             self._graph.rules[self._open[-1]][-1].append(symbol)
@@ -154,15 +182,19 @@ class _Reader:
         if token == "|":
             self._graph.rules[self._open[-1]].append([])
             self._last_size = 0
+            self._may_go_on = True
         elif token == "(":
             if len(self._open) > MAX_NESTING:
                 raise bad_grammar(f"more than {MAX_NESTING} nested '('")
+            self._n_before.append(self._n_made + len(self._graph.numbers))
+            self._n_made += 1
             self._open.append(self._graph.new_rule())
             self._last_size = 0
         elif len(self._open) < 2:
             raise bad_grammar("a ')' without '('")
         else:
             self._add(self._open.pop(), 1)
+            self._n_last = self._n_made + len(self._graph.numbers) - self._n_before.pop()
 
     def _repeat(self, token: str) -> None:
         if not self._last_size:
@@ -172,6 +204,12 @@ class _Reader:
             raise bad_grammar(f"more than {MAX_MARKS} repetitions of one item")
         low, high = _bounds(token)
         n_copies = max(low, high or 0, 1)
+        self._n_last *= n_copies
+        if self._n_last > MAX_REPEAT:
+            raise bad_grammar(f"nested repetitions come to {self._n_last} rules; at most {MAX_REPEAT} are possible")
+        self._n_made += 1 if high is None else high - low
+        if high == 0:
+            self._last_size = 0
         self._n_elements += self._last_size * n_copies
         if self._n_elements > MAX_ELEMENTS:
             raise bad_grammar(f"more than {MAX_ELEMENTS} elements after repetition")

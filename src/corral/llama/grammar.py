@@ -18,8 +18,10 @@ MAX_EMPTY = 64  # ways through parts in a row that may be empty: its third power
 
 
 @functools.lru_cache(maxsize=8)
-def check_grammar(text: str) -> None:
-    """Raises InvalidRequest if ``text`` is not a grammar with a rule ``root`` that libllama can take.
+def check_grammar(text: str) -> frozenset[str]:
+    """The texts of ``<token>``, each of which must be one token of the vocabulary.
+
+    Raises InvalidRequest if ``text`` is not a grammar with a rule ``root`` that libllama can take.
 
     What passed last is remembered: siblings of one request and requests of one program share a grammar.
     """
@@ -32,6 +34,7 @@ def check_grammar(text: str) -> None:
     nullable = _nullable(graph.rules)
     _check_empty_runs(graph.rules, nullable, _count_ways(graph.rules, nullable))
     check_ambiguity(graph)
+    return frozenset(graph.tokens)
 
 
 def _check_names(graph: Graph) -> None:

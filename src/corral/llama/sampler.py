@@ -177,12 +177,20 @@ def _refused(reason: str) -> InvalidRequest:
 def _new_grammar(vocab: Any, text: str) -> Any:
     if not text:
         return None
-    check_grammar(text)
+    for name in sorted(check_grammar(text)):
+        _check_token(vocab, name)
     with library.start().collect() as lines:
         grammar = lib.llama_sampler_init_grammar(vocab, text.encode("utf-8", "replace"), b"root")
     if not grammar:
         raise _refused("; ".join(lines) or "failed to parse grammar")
     return grammar
+
+
+def _check_token(vocab: Any, name: str) -> None:
+    raw = name.encode("utf-8", "replace")
+    tokens = (lib.llama_token * 2)()
+    if lib.llama_tokenize(vocab, raw, len(raw), tokens, len(tokens), False, True) != 1:
+        raise _refused(f"failed to parse grammar: {name[:40]} is not one token of this model")
 
 
 def _n_history(sampling: Sampling, n_ctx_train: int) -> int:

@@ -6,11 +6,22 @@ import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from corral.config import ModelConfig
 from corral.errors import InvalidRequest
 from corral.llama.grammar import check_grammar
+from corral.llama.model import LlamaModel
+from corral.tasks import Sampling
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    model = LlamaModel.load(ModelConfig(tiny_model))
+    yield model
+    model.close()
+
 
 JSON = r"""
 root   ::= object
@@ -138,6 +149,71 @@ RULE = st.lists(PART, max_size=4).flatmap(lambda parts: st.sampled_from([" ", " 
 def test_no_grammar_breaks_the_check(grammar):
     with suppress(InvalidRequest):
         check_grammar(grammar)
+
+
+PIECE = st.sampled_from(
+    [
+        *(
+            '"a"',
+            '""',
+            '"\\x4',
+            '"\\x41"',
+            "[a]",
+            "[^]",
+            "[",
+            "]",
+            ".",
+            "(",
+            ")",
+            "|",
+            "*",
+            "+",
+            "?",
+            "{2}",
+            "{0}",
+            "{3,1}",
+        ),
+        *("{2,}", "{ 1 , 900 }", "{1,\n2}", "{2001}", "<[1]>", "<[99999999999]>", "<[1x]>", "<s>", "<nothing>", "<>"),
+        *(
+            "root",
+            "a",
+            "::=",
+            "a ::=",
+            "\na ::=",
+            " ",
+            "\n",
+            "\r\n",
+            "# x\n",
+            "\t",
+            "!<s>",
+            "<",
+            "!",
+            "{",
+            "-",
+            "é",
+            "\\",
+        ),
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400)
+@given(st.lists(PIECE, max_size=12).flatmap(lambda pieces: st.sampled_from(["", " "]).map(lambda s: s.join(pieces))))
+@example('"a"\n"b"')
+@example('"a" a ::= "b"')
+@example("((((a{40})*){40})?){2}\na ::= .")
+@example("<nothing>")
+def test_libllama_never_complains_on_stderr_of_what_passes(model, capfd, tail):
+    """Its parser writes the whole grammar there."""
+    with suppress(InvalidRequest):
+        model.new_sampler(Sampling(grammar=f"root ::= {tail}"), 1, 64).close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_token_that_the_model_does_not_have_is_named(model):
+    model.new_sampler(Sampling(grammar="root ::= <[3]> !<[5]>"), 1, 64).close()
+    with pytest.raises(InvalidRequest, match="<nothing> is not one token of this model"):
+        model.new_sampler(Sampling(grammar="root ::= !<nothing>"), 1, 64)
 
 
 @given(st.text('ab"[]()|*+?{}0123,^-.<>\\x: =\n#') | st.text())
