@@ -15,6 +15,8 @@ from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
+from corral.llama.amx import keep_amx_off
+
 logger = logging.getLogger("corral.llama")
 
 _STARTING = Lock()
@@ -76,6 +78,7 @@ def _start() -> LogRouter:
     router.callback = callback  # type: ignore[attr-defined]  # libllama keeps only the pointer
     lib.llama_log_set(callback, None)
     lib.llama_backend_init()
+    keep_amx_off()
     return router
 
 

@@ -14,7 +14,6 @@ from corral.config import ContextConfig, ModelConfig
 from corral.errors import LoadError
 from corral.ids import Token
 from corral.llama import library
-from corral.llama.amx import amx_off
 from corral.llama.context import LlamaContext
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
@@ -45,7 +44,7 @@ class LlamaModel:
         params.n_gpu_layers = config.n_gpu_layers
         params.load_mode = _load_mode(config)
         params.progress_callback = library.progress_callback(on_progress, failures)
-        with router.collect() as lines, amx_off():
+        with router.collect() as lines:
             handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if failures:
             lib.llama_model_free(handle)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections import deque
 
@@ -56,6 +58,23 @@ def test_a_thread_collects_only_its_own_lines():
 )
 def test_the_reason_is_the_most_telling_line(lines, expected):
     assert reason(deque(lines), "unknown") == expected
+
+
+LOAD_AND_COMPUTE = """
+import sys
+from pathlib import Path
+from corral.config import ContextConfig, ModelConfig
+from corral.llama.model import LlamaModel
+model = LlamaModel.load(ModelConfig(Path(sys.argv[1])))
+model.new_context(ContextConfig(n_ctx=256, n_slots=1, n_rows=1, n_batch=32, n_ubatch=32, n_threads=1)).warmup()
+model.close()
+"""
+
+
+def test_a_load_says_nothing_on_stderr(tiny_model):
+    command = [sys.executable, "-c", LOAD_AND_COMPUTE, str(tiny_model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_libllama_starts_once():
