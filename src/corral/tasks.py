@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 from corral.ids import CacheKey, SlotId, TaskId, Token
 
@@ -34,12 +34,42 @@ DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p"
 DEFAULT_DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
+class ConstraintKind(StrEnum):
+    """The languages in which a constraint can be written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What generated text must be: a JSON schema (as JSON text), a regex or a lark grammar (llguidance's dialect).
+
+    It holds from the first token, or, with ``triggers``, from behind the first of these texts that is generated: what
+    comes before is free, the trigger's own text is no part of what ``text`` describes. Once held to its end, generation
+    ends.
+
+    ``after``: a text, such as "</think>", before whose end nothing is constrained and no trigger counts. With
+    ``opener``, such as "<think>", that is so only if generation begins with the opener (white space before it does
+    not matter); without one the part that ``after`` ends is open when generation begins. Control tokens count in these
+    texts as they are written.
+    """
+
+    kind: ConstraintKind
+    text: str
+    triggers: tuple[str, ...] = ()
+    after: str = ""
+    opener: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is drawn from a row of logits. Names, defaults and meanings are llama-server's.
 
     ``seed`` None draws a random one when the task starts. ``logit_bias`` pairs are (token, bias); -inf bans.
-    ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token.
+    ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token. ``grammar`` is GBNF, checked by
+    libllama; ``constraint`` is everything else that text can be held to.
     """
 
     temperature: float = 0.8
@@ -73,6 +103,7 @@ class Sampling:
     logit_bias: tuple[tuple[Token, float], ...] = ()
     ignore_eos: bool = False
     grammar: str = ""
+    constraint: Constraint | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
 

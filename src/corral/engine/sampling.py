@@ -81,6 +81,8 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     Raises InvalidRequest for penalties that are not numbers to divide by, tokens outside the vocabulary, bans of every
     token, and what the chain refuses.
     """
+    if sampling.constraint is not None:
+        raise InvalidRequest("structured output is not supported yet; use 'grammar'")
     _check(sampling, model.info.n_vocab)
     banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
     _check_bans(sampling, banned, model.info.n_vocab)
