@@ -25,16 +25,25 @@ def n_rows_for(n_slots: int, kv_unified: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """A LoRA adapter to load over a model: a GGUF file and its scale for requests that name no adapters."""
+
+    path: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What to load and how.
 
-    ``path`` is a GGUF file. ``n_gpu_layers`` < 0 means all.
+    ``path`` is a GGUF file. ``n_gpu_layers`` < 0 means all. An adapter's place in ``adapters`` is its id.
     """
 
     path: Path
     n_gpu_layers: int = -1
     use_mmap: bool = True
     use_mlock: bool = False
+    adapters: tuple[AdapterConfig, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

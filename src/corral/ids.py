@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NewType
 
 TaskId = NewType("TaskId", int)
@@ -21,3 +22,14 @@ CacheKey = NewType("CacheKey", str)
 
 Token = int
 """A vocabulary index, 0 <= token < n_vocab."""
+
+AdapterId = NewType("AdapterId", int)
+"""A LoRA adapter that is loaded, 0 <= id < how many there are."""
+
+AdapterSet = tuple[tuple[AdapterId, float], ...]
+"""Adapters and their scales, ids ascending, no scale 0. () is the base model alone."""
+
+
+def adapter_set(scales: Mapping[AdapterId, float]) -> AdapterSet:
+    """The one way to write down which adapters act how strongly."""
+    return tuple(sorted((i, float(scale)) for i, scale in scales.items() if scale))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
-from corral.ids import RowId, Token
+from corral.ids import AdapterId, AdapterSet, RowId, Token
 from corral.ops import Copy, Shift, Span, Trim
 from corral.tasks import Sampling
 
@@ -96,6 +96,21 @@ class ModelInfo:
     suppressed_tokens: frozenset[Token] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """A LoRA adapter that is loaded. ``scale`` is that of requests which name no adapters.
+
+    ``invocation``: the tokens that activate it where it is an aLoRA: what comes before them is computed without it.
+    """
+
+    id: AdapterId
+    path: str
+    scale: float = 1.0
+    task_name: str = ""
+    prompt_prefix: str = ""
+    invocation: tuple[Token, ...] = ()
+
+
 class DecodeStatus(Enum):
     """What became of a forward pass.
 
@@ -122,6 +137,10 @@ class Context(Protocol):
 
     def apply(self, op: Trim | Copy | Shift) -> None:
         """Change which cells belong to which row, and at which position."""
+        ...
+
+    def use(self, adapters: AdapterSet) -> None:
+        """Compute with these from now on. A change costs the next pass a few ms. ValueError for one not loaded."""
         ...
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
@@ -209,6 +228,11 @@ class Model(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """All that are loaded, by id."""
+        ...
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> Sampler:
         """libllama's full chain. Raises InvalidRequest if the settings or the grammar do not compile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
-from corral.ids import CacheKey, SlotId, TaskId, Token
+from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, Token
 
 
 class TaskKind(Enum):
@@ -134,6 +134,9 @@ class Task:
     and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
     offers a prefix. ``borders`` are the positions in the prompt at which messages begin, if it has any. ``special``
     prints control tokens as text; those in ``preserved_tokens`` are always printed. ``stream``: for those who look on.
+
+    ``adapters`` act from token ``n_base`` on, which the engine finds when the task is submitted; ``lora`` is how the
+    request named them, to be shown.
     """
 
     id: TaskId
@@ -152,6 +155,9 @@ class Task:
     special: bool = False
     preserved_tokens: frozenset[Token] = frozenset()
     borders: tuple[int, ...] = ()
+    adapters: AdapterSet = ()
+    n_base: int = 0
+    lora: tuple[tuple[AdapterId, float], ...] = ()
     request_id: str = ""
 
 

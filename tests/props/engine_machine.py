@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from corral.config import ContextConfig, EngineConfig
+from corral.engine.adapted import plain
 from corral.engine.core import Engine
-from corral.engine.radix import common_prefix
 from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
+from corral.engine.slot import PRIVATE
 from corral.errors import DecodeFailed, ExceedContext
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason
-from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
-from corral.ports import DecodeStatus, Picked
+from corral.ids import AdapterId, AdapterSet, CacheKey, RowId, SlotId, TaskId, Token
+from corral.ports import AdapterInfo, DecodeStatus, Picked
 from corral.sim.clock import VirtualClock
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
@@ -32,7 +33,15 @@ from corral.tasks import Limits, Sampling, Task
 if TYPE_CHECKING:
     from corral.ports import Logits
 
-MODEL = SimModel(SimSpec(eos_every=40))
+INVOCATIONS: tuple[tuple[Token, ...], ...] = ((), (), (98, 99), (99, 97, 97))
+"""Two ordinary adapters and two aLoRAs, whose activations come up in many prompts."""
+
+MODEL = SimModel(
+    SimSpec(
+        eos_every=40,
+        adapters=tuple(AdapterInfo(AdapterId(i), "", invocation=tokens) for i, tokens in enumerate(INVOCATIONS)),
+    )
+)
 EOG = MODEL.info.eog_tokens
 STEMS = [tuple(Random(i).choices(range(97, 100), k=1000)) for i in range(3)]
 """Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
@@ -62,6 +71,7 @@ class Setup:
     min_shared_prefill: int = 4
     min_reuse: int = 1
     cont_batching: bool = True
+    with_adapters: bool = False
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
 
@@ -88,6 +98,7 @@ class Submit:
     id_slot: int | None = None
     stop: str = ""
     seed: int | None = None
+    adapters: AdapterSet = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,18 @@ class History:
 # --- what may happen -------------------------------------------------------------------------------------------------
 
 STATUSES = st.sampled_from([DecodeStatus.NO_ROOM, DecodeStatus.NO_ROOM, DecodeStatus.ABORTED, DecodeStatus.FAILED])
+SETS: SearchStrategy[AdapterSet] = st.sampled_from(
+    [
+        (),
+        ((AdapterId(0), 1.0),),
+        ((AdapterId(0), 0.5),),
+        ((AdapterId(0), 1.0), (AdapterId(1), 1.0)),
+        ((AdapterId(1), 1.0), (AdapterId(2), 1.0)),
+        ((AdapterId(2), 1.0),),
+        ((AdapterId(2), -1.0),),
+        ((AdapterId(3), 1.0),),
+    ]
+)
 TAILS = st.lists(st.integers(97, 99), max_size=5).map(tuple)
 
 
@@ -143,6 +166,7 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         min_shared_prefill=draw(st.sampled_from([1, 4, 32])),
         min_reuse=draw(st.sampled_from([1, 1, 8])),
         cont_batching=draw(st.integers(0, 7)) > 0,
+        with_adapters=draw(st.booleans()),
         faults=tuple(sorted(faults.items())),
         bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
     )
@@ -163,6 +187,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         id_slot=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))),
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
+        adapters=draw(SETS) if setup.with_adapters else (),
     )
 
 
@@ -200,17 +225,39 @@ class OneRow:
 
 
 @lru_cache(maxsize=4096)
-def alone(prompt: tuple[Token, ...], n_predict: int, sampling: Sampling) -> tuple[Token, ...]:
+def alone(
+    prompt: tuple[Token, ...], n_predict: int, sampling: Sampling, adapters: AdapterSet, n_base: int
+) -> tuple[Token, ...]:
     """What the task would draw alone and cold."""
     sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
-    return solo(prompt, n_predict, model=MODEL, sampler=sampler)
+    return solo(prompt, n_predict, model=MODEL, sampler=sampler, adapters=adapters, n_base=n_base)
+
+
+def activated(task: Task) -> tuple[AdapterSet, int]:
+    """The adapters that act, and from which token on."""
+    invocations = [INVOCATIONS[i] for i, _ in task.adapters]
+    if not all(invocations) or not invocations:
+        return task.adapters, 0
+    n, tokens = len(invocations[0]), task.prompt
+    n_base = max((i for i in range(len(tokens)) if tokens[i : i + n] == invocations[0]), default=-1)
+    return (task.adapters, n_base) if n_base >= 0 else ((), 0)
+
+
+Cell = tuple[Token, AdapterSet]
+
+
+def cells(task: Task, answer: tuple[Token, ...] = ()) -> list[Cell]:
+    """The task's tokens, each with the adapters under which it is computed."""
+    adapters, n_base = activated(task)
+    return [(token, adapters if i >= n_base else ()) for i, token in enumerate(task.prompt + answer)]
 
 
 def expected(task: Task, n_ctx: int) -> tuple[tuple[Token, ...], str, StopReason]:
     """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
     n_max = n_ctx - len(task.prompt)
     n_predict = task.limits.n_predict
-    tokens = alone(task.prompt, n_max if n_predict < 0 else min(n_predict, n_max), task.sampling)
+    n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
+    tokens = alone(task.prompt, n_predict, task.sampling, *activated(task))
     for n in range(1, len(tokens) + 1) if task.limits.stop else ():
         before, found, _ = MODEL.tokenizer.detokenize(tokens[:n], special=False).partition(task.limits.stop[0])
         if found:
@@ -243,7 +290,7 @@ class Player:
     finished: dict[TaskId, tuple[Task, Finished]] = field(default_factory=dict)
     failed: dict[TaskId, Failed] = field(default_factory=dict)
     starts: dict[TaskId, Started] = field(default_factory=dict)
-    kept: dict[CacheKey, list[tuple[Token, ...]]] = field(default_factory=dict)
+    kept: dict[CacheKey, list[list[Cell]]] = field(default_factory=dict)
     n_tasks: int = 0
     n_steps: int = 0
 
@@ -292,7 +339,7 @@ class Player:
     def reply(self, op: Reply) -> None:
         if self.finished:
             task, end = list(self.finished.values())[op.which % len(self.finished)]
-            turn = Submit(n_predict=op.n_predict, key=task.cache_key)
+            turn = Submit(n_predict=op.n_predict, key=task.cache_key, adapters=task.adapters)
             self._submit(turn, (task.prompt + end.tokens + op.tail)[: self.setup.n_ctx - 1])
 
     def _submit(self, op: Submit, prompt: tuple[Token, ...]) -> list[TaskId]:
@@ -311,6 +358,7 @@ class Player:
                 id_slot=None if op.id_slot is None else SlotId(op.id_slot % self.setup.n_slots),
                 index=i,
                 parent=None if i == 0 else parent,
+                adapters=op.adapters,
             )
             for i in range(op.n)
         )
@@ -336,7 +384,7 @@ class Player:
         snapshot = self.engine.snapshot
         assert snapshot.n_leased == 0, f"{snapshot.n_leased} cells belong to nobody"
         assert snapshot.n_busy == 0
-        private = [row for row in self.engine.books.ledger.rows() if self._key(row).startswith("\0")]
+        private = [row for row in self.engine.books.ledger.rows() if self._key(row).startswith(PRIVATE)]
         assert not private, f"rows {private} keep what was not to be kept"
         return self
 
@@ -388,11 +436,11 @@ class Player:
         assert 0 <= started.n_cached < started.n_prompt, f"nothing left to compute: {started}"
         if task.parent is None:
             others = self.kept.get(task.cache_key, []) if task.cache_prompt else []
-            n_known = max((common_prefix(seen, task.prompt) for seen in others), default=0)
+            n_known = max((n_alike(seen, cells(task)) for seen in others), default=0)
             assert started.n_cached <= n_known, f"{started} with {n_known} tokens known under its key"
         if task.cache_prompt:
             answer, _, _ = expected(task, self.setup.n_ctx)
-            self.kept.setdefault(task.cache_key, []).append(task.prompt + answer)
+            self.kept.setdefault(task.cache_key, []).append(cells(task, answer))
 
     def _check_answer(self, heard: Heard, end: Finished) -> None:
         task = heard.task
@@ -412,15 +460,15 @@ class Player:
             return
         assert self.setup.faults, f"task {task.id} failed without a fault: {end.error!r}"
         assert isinstance(end.error, DecodeFailed), f"{end.error!r}"
-        in_batch = {self.engine.books.slots[s.slot].last_task for s in self.engine.last_plan.spans}
-        assert task in in_batch, f"task {task.id} failed with a batch that it was not in"
+        in_batch = [self.engine.books.slots[s.slot].last_task for s in self.engine.last_plan.spans]
+        assert task.id in [t.id for t in in_batch if t], f"task {task.id} failed with a batch that it was not in"
 
     def _check_memory(self) -> None:
         """The cells hold what the ledger says, and the RAM tier keeps its budget (saved rows have a header each)."""
         self.context.check()
         ledger, limit = self.engine.books.ledger, self.setup.cache_ram_bytes
         for row in ledger.rows():
-            assert self.context.tokens(row) == tuple(ledger.tokens(row)), f"row {row} holds other tokens"
+            assert self.context.tokens(row) == plain(ledger.tokens(row)), f"row {row} holds other tokens"
         if limit >= 0 and not self.setup.bad_loads:
             store = self.engine.books.store
             assert store.n_bytes - 20 * len(store) <= limit, f"{store.n_bytes} bytes kept, {limit} allowed"
@@ -428,6 +476,11 @@ class Player:
     def _key(self, row: RowId) -> str:
         ledger = self.engine.books.ledger
         return ledger.key(row) if ledger.length(row) else ""
+
+
+def n_alike(a: list[Cell], b: list[Cell]) -> int:
+    """How many cells from the start are equal."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def play(history: History) -> Player:

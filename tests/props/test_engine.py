@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -26,12 +27,13 @@ from corral.engine.life import Life
 from corral.engine.offers import Offer, offers
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import pick_rows
-from corral.engine.slot import Generation, Slot
+from corral.engine.slot import Generation, Slot, prefix_key
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
 from corral.ids import CacheKey, RowId
 from corral.ops import Op, Trim
 from corral.ports import DecodeStatus
+from corral.tasks import Task
 
 pytestmark = pytest.mark.timeout(3600)  # for busy machines and long runs: each history has its own bound of steps
 
@@ -194,6 +196,25 @@ def test_a_failed_load_that_counts_as_done_is_found(monkeypatch: pytest.MonkeyPa
 def test_a_prefix_shared_between_tenants_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corral.engine.draft.prefix_key", lambda task: CacheKey(""))
     monkeypatch.setattr(Generation, "key", property(lambda self: CacheKey("")))
+    assert finds(BOTH)
+
+
+def test_s18_a_batch_of_several_sets_of_adapters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.engine.policy.adapters_at", lambda task, n: mock.ANY)
+    assert finds(BOTH)
+
+
+def test_s11_a_chunk_across_the_activation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.engine.prompts.n_alike", lambda task, n, n_end: n_end)
+    assert finds(BOTH)
+
+
+def test_s11_prefixes_that_forget_their_adapters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(task: Task) -> CacheKey:
+        return prefix_key(replace(task, adapters=()))
+
+    monkeypatch.setattr("corral.engine.draft.prefix_key", forgetful)
+    monkeypatch.setattr(Generation, "key", property(lambda self: forgetful(self.task)))
     assert finds(BOTH)
 
 

@@ -12,6 +12,7 @@ from corral.engine.metrics import Metrics
 from corral.engine.sampling import RowSampler
 from corral.engine.slot import Slot
 from corral.engine.snapshots import SnapshotStore
+from corral.engine.turns import Turns
 from corral.ids import CacheKey, SlotId, TaskId
 from corral.ports import MemoryTraits
 
@@ -32,6 +33,7 @@ class Books:
     slots: list[Slot]
     store: SnapshotStore = field(default_factory=SnapshotStore)
     metrics: Metrics = field(default_factory=Metrics)
+    turns: Turns = field(default_factory=Turns)
     waiting: list[Waiting] = field(default_factory=list)
     samplers: dict[TaskId, RowSampler] = field(default_factory=dict)
     discarded: list[CacheKey] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Books:
             ledger=self.ledger,
             cost=self.cost,
             next_snapshot=self.next_snapshot,
+            turns=self.turns,
             n_margin=self.n_margin,
             gap_rent_ms=self.gap_rent_ms,
             discarded=tuple(self.discarded),

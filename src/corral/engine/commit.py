@@ -48,6 +48,8 @@ class Commit:
                 self._no_room(plan)
             case _:
                 self._failure(plan, outcome)
+        if outcome.status is not None:
+            self._books.turns.record(plan.adapters, outcome.forward_ms, outcome.done_ms)
 
     def _count_overtaken(self, admissions: tuple[Admission, ...]) -> None:
         """Groups still waiting were overtaken by each admitted task that came later: its id is higher."""
@@ -127,7 +129,8 @@ class Commit:
     def _forward(self, plan: Plan, outcome: Outcome) -> None:
         books = self._books
         books.n_margin = books.n_no_room = 0
-        books.cost.learn(plan.shape, outcome.forward_ms)
+        if plan.adapters == books.turns.current:  # a change of adapters has a price of its own
+            books.cost.learn(plan.shape, outcome.forward_ms)
         self._count_pass(plan, outcome)
         for span in plan.spans:
             slot = books.slots[span.slot]

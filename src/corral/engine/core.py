@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from corral.config import EngineConfig
 from corral.engine import audit
+from corral.engine.adapted import settle
 from corral.engine.books import Books
 from corral.engine.commit import Commit
 from corral.engine.draft import Waiting
@@ -58,6 +59,7 @@ class Engine:
         books = self.books
         try:
             self._check(group)
+            group = settle(group, self._model.adapters)
             samplers = self._open_samplers(group) if group[0].prompt else {}
         except CorralError as error:
             books.metrics.add("n_refused", len(group))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from corral.config import EngineConfig
+from corral.engine.adapted import marked
 from corral.engine.cost import NO_FEATURES, CostModel, Features
 from corral.engine.ledger import KvLedger
 from corral.engine.plan import (
@@ -23,7 +24,8 @@ from corral.engine.plan import (
     SlotSpan,
 )
 from corral.engine.slot import Slot, group_of, prefix_key
-from corral.ids import CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
+from corral.engine.turns import Turns
+from corral.ids import AdapterSet, CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
 from corral.ops import Checkpoint, Drop, Op, Save
 from corral.tasks import Task, TaskGroup
 
@@ -56,6 +58,7 @@ class View:
     ledger: KvLedger
     cost: CostModel
     next_snapshot: int
+    turns: Turns
     n_margin: int = 0
     gap_rent_ms: float = 0.0
     discarded: Sequence[CacheKey] = ()
@@ -63,7 +66,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A task that is bound to a slot and has no row. In order of age."""
+    """A task that is bound to a slot and has no row. In order of age. ``tokens`` are marked (``adapted``)."""
 
     slot: SlotId
     task: Task
@@ -78,10 +81,15 @@ class Draft:
     """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``.
 
     Neither ``transient`` snapshots, which end with the plan, nor ``spared`` ones, about to be used, make room.
-    ``forks``: where others wait to fork from a slot's prompt, in tokens.
+    ``forks``: where others wait to fork from a slot's prompt, in tokens. The pass computes with ``adapters``;
+    ``target_ms`` is for steps that hold prompt tokens beside streams, of which ``others_stream`` says that some wait
+    for their turn.
     """
 
     view: View
+    adapters: AdapterSet = ()
+    target_ms: float = field(init=False)
+    others_stream: bool = False
     ledger: KvLedger = field(init=False)
     actions: list[Action] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -102,6 +110,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.ledger = self.view.ledger
+        self.target_ms = self.view.config.itl_target_ms
 
     def act(self, effect: Effect, *ops: Op) -> None:
         """Add an action and show its effect on the fork of the ledger."""
@@ -149,7 +158,7 @@ class Draft:
 
     def admit(self, task: Task, slot: SlotId) -> None:
         self.admissions.append(Admission(task.id, slot))
-        self.wants.append(Want(slot, task, task.prompt, 0, prefix_key(task), group_of(task)))
+        self.wants.append(Want(slot, task, marked(task), 0, prefix_key(task), group_of(task)))
 
     def row_of(self, slot: Slot) -> RowId | None:
         """The slot's row once the plan's actions are done."""
@@ -177,6 +186,7 @@ class Draft:
             waits=tuple(self.waits),
             actions=tuple(self.actions),
             spans=tuple(sorted(self.spans, key=lambda s: s.span.row)),
+            adapters=self.adapters,
             deferrals=self.deferrals,
             shape=self.shape,
             expected_ms=self.expected_ms,

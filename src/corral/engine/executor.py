@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from corral.engine.adapted import plain
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import RowSampler, pick_rows
 from corral.engine.snapshots import SnapshotStore
-from corral.ids import RowId, SlotId
-from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Trim
+from corral.ids import AdapterSet, RowId, SlotId
+from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Span, Trim
 from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
 
 log = logging.getLogger("corral.engine")
@@ -55,6 +56,7 @@ class Executor:
         self._traits = context.traits
         self._store = store
         self._clock = clock
+        self._adapters: AdapterSet = ()
 
     def run(self, plan: Plan, samplers: Mapping[SlotId, RowSampler]) -> Outcome:
         """Actions in order, then the forward pass, then the draws. ``samplers`` are those of the slots that draw."""
@@ -73,13 +75,11 @@ class Executor:
                     return Outcome(tuple(ops), error=f"{op} failed", done_ms=self._clock.now_ms())
         if not plan.spans:
             return Outcome(tuple(ops), done_ms=self._clock.now_ms())
-        return self._forward(plan.spans, tuple(ops), samplers)
+        return self._forward(plan, tuple(ops), samplers)
 
-    def _forward(
-        self, spans: tuple[SlotSpan, ...], ops: tuple[OpResult, ...], samplers: Mapping[SlotId, RowSampler]
-    ) -> Outcome:
-        start_ms = self._clock.now_ms()
-        status = self._context.decode([s.span for s in spans])
+    def _forward(self, plan: Plan, ops: tuple[OpResult, ...], samplers: Mapping[SlotId, RowSampler]) -> Outcome:
+        spans, start_ms = plan.spans, self._clock.now_ms()
+        status = self._context.decode(self._adapted(plan))
         if status is not DecodeStatus.OK:
             lengths = self._repair(spans) if status in (DecodeStatus.ABORTED, DecodeStatus.FAILED) else None
             done_ms = self._clock.now_ms()
@@ -93,6 +93,15 @@ class Executor:
             picked = pick_rows(logits, [(i, samplers[slot]) for i, slot in asked])
             picks = [(slot, pick) for (_, slot), pick in zip(asked, picked, strict=True)]
         return Outcome(ops, status, tuple(picks), forward_ms=forward_ms, done_ms=self._clock.now_ms())
+
+    def _adapted(self, plan: Plan) -> list[Span]:
+        """What to compute, with the context set up for it."""
+        if plan.adapters != self._adapters:
+            self._context.use(plan.adapters)
+            self._adapters = plan.adapters
+        if not plan.adapters:
+            return [s.span for s in plan.spans]
+        return [replace(s.span, tokens=plain(s.span.tokens)) for s in plan.spans]
 
     def _repair(self, spans: tuple[SlotSpan, ...]) -> dict[RowId, int]:
         """Cut each row of a failed batch back to where its span began; what cannot be cut is emptied."""

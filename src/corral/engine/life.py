@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corral.engine.adapted import marked, marked_token, plain
 from corral.engine.books import Books
 from corral.engine.ledger import Lease
 from corral.engine.plan import Admission
@@ -40,7 +41,7 @@ class Life:
             serial=books.n_admitted,
             queued_ms=waiting.queued_ms,
             admitted_ms=now_ms,
-            tokens=list(task.prompt),
+            tokens=list(marked(task)),
             text=TextStream(task.limits),
             n_prompt=len(task.prompt),
             seed=books.samplers[task.id].seed,
@@ -114,7 +115,7 @@ class Life:
         if slot.state is SlotState.DONE_PROMPT:
             slot.move(SlotState.GENERATING)
         self._time_token(work, now_ms)
-        work.tokens.append(picked.token)
+        work.tokens.append(marked_token(work.task, picked.token))
         probs = self._probs(work, picked)
         piece = self._push(work, picked.token, probs)
         reason = self._reason(work, picked.token, now_ms)
@@ -188,7 +189,7 @@ class Life:
             reason=reason,
             stopping_word=work.text.stopped or "",
             text=work.text.text,
-            tokens=tuple(work.tokens[work.n_prompt :]),
+            tokens=plain(work.tokens[work.n_prompt :]),
             probs=tuple(work.probs),
             timings=work.timings(),
             n_tokens_cached=work.computed,

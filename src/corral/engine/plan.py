@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from corral.engine.cost import NO_FEATURES, Features
-from corral.ids import RowId, SlotId, TaskId
+from corral.ids import AdapterSet, RowId, SlotId, TaskId
 from corral.ops import Op, Span
 
 
@@ -19,6 +19,7 @@ class Deferral(Enum):
     OTHER_PROMPT = "another slot is computing its prefix"
     NO_CELLS = "no room in the KV cache"
     NO_BUDGET = "the step is full"
+    OTHER_ADAPTERS = "another set of adapters has its turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class SlotSpan:
 class Plan:
     """One step: admissions, then actions in order, then one forward pass over ``spans`` (ascending rows).
 
+    All spans are computed with ``adapters``.
+
     ``shape`` is what the cost model sees of the pass, which it expects to take ``expected_ms``.
     """
 
@@ -104,6 +107,7 @@ class Plan:
     waits: tuple[SlotId, ...] = ()
     actions: tuple[Action, ...] = ()
     spans: tuple[SlotSpan, ...] = ()
+    adapters: AdapterSet = ()
     deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
     shape: Features = NO_FEATURES
     expected_ms: float = 0.0

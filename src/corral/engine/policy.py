@@ -1,13 +1,14 @@
 """The planner: a pure function from what is to what the next step does. No I/O, no clock, no random numbers.
 
 Order of a plan: tasks are bound to idle slots; cells for running generations are secured; rows are given out, oldest
-first; each generating slot gets its token; prompts get chunks of what is left.
+first; each generating slot gets its token; prompts get chunks of what is left. The last two for one set of adapters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from corral.engine.adapted import adapters_at
 from corral.engine.checkpoints import keep_checkpoints
 from corral.engine.cost import Part, features
 from corral.engine.draft import Draft, View, Waiting, want_of
@@ -25,6 +26,7 @@ from corral.engine.prompts import plan_prompts
 from corral.engine.radix import common_prefix
 from corral.engine.reuse import begin_all
 from corral.engine.slot import Slot
+from corral.engine.turns import sets_by_turn
 from corral.ops import Span
 
 MAX_OVERTAKEN = 8
@@ -44,9 +46,7 @@ def plan(view: View) -> Plan:
     if draft.wants:
         begin_all(draft)
     close_gap(draft)
-    plan_decoding(draft)
-    fit_decoding(draft)
-    plan_prompts(draft)
+    plan_pass(draft)
     if draft.spans:
         demote_cold(draft)
         parts = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in draft.spans]
@@ -115,6 +115,17 @@ def choose_slot(idle: list[Slot], prompt: tuple[int, ...], min_similarity: float
 # --- spans -----------------------------------------------------------------------------------------------------------
 
 
+def plan_pass(draft: Draft) -> None:
+    """Spans of one set of adapters: of the first by turn that finds something to do."""
+    for adapters in sets_by_turn(draft):
+        draft.adapters = adapters
+        plan_decoding(draft)
+        fit_decoding(draft)
+        plan_prompts(draft)
+        if draft.spans:
+            return
+
+
 def plan_decoding(draft: Draft) -> None:
     """Each slot that generates computes its last token and draws the next."""
     for slot in draft.view.slots:
@@ -122,7 +133,9 @@ def plan_decoding(draft: Draft) -> None:
         if work is None or not work.n_decoded:
             continue
         row, computed = draft.row_of(slot), draft.computed(slot)
-        if row is not None and len(work.tokens) - computed == 1:
+        if row is None or adapters_at(work.task, work.tokens, computed) != draft.adapters:
+            continue
+        if len(work.tokens) - computed == 1:
             span = Span(row, computed, (work.tokens[computed],), 1)
             draft.spans.append(SlotSpan(slot.id, span, (slot.id,)))
 

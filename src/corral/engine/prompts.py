@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corral.engine.adapted import adapters_at, n_alike
 from corral.engine.checkpoints import next_pause
 from corral.engine.chunks import Pending, choose_chunks
 from corral.engine.cost import Part
@@ -17,15 +18,20 @@ STRETCH = 2.0
 
 
 class Prompt:
-    """A slot that has a row and prompt tokens to compute: ``n_left`` up to its end, or to where it pauses."""
+    """A slot that has a row and prompt tokens to compute.
+
+    ``n_left`` up to its end, to where it pauses, or to where other adapters begin to act.
+    """
 
     def __init__(self, draft: Draft, want: Want, row: RowId, serial: int, age_ms: float) -> None:
         begun = draft.begun.get(want.slot)
         slot = draft.view.slots[want.slot]
         self.want, self.row, self.serial = want, row, serial
         self.pos0 = begun.n_reused if begun else slot.work.computed
-        self.n_left = next_pause(draft, want, self.pos0) - self.pos0
+        n_end = min(next_pause(draft, want, self.pos0), n_alike(want.tokens, self.pos0))
+        self.n_left = n_end - self.pos0
         n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
+        self.adapters = adapters_at(want.task, want.tokens, self.pos0)
         self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
 
 
@@ -36,13 +42,14 @@ def plan_prompts(draft: Draft) -> None:
     decoding = {s.slot for s in draft.spans}
     if decoding and not draft.view.config.cont_batching:
         return
-    prompts = [p for p in _prompts(draft) if p.want.slot not in decoding]
+    prompts = [p for p in _prompts(draft) if p.want.slot not in decoding and p.adapters == draft.adapters]
     if not prompts:
         return
     prompts.sort(key=lambda p: (p.deadline_ms, p.serial))
     n_budget = _room(draft, prompts, _step_budget(draft, prompts))
     prompts = [p for p in prompts if p.want.slot not in draft.parked]
-    chunks = _beside_running(draft, prompts, n_budget) if draft.spans else _alone(prompts, n_budget)
+    is_watched = draft.spans or draft.others_stream
+    chunks = _beside_running(draft, prompts, n_budget) if is_watched else _alone(prompts, n_budget)
     for prompt, n in zip(prompts, chunks, strict=False):
         _add_chunk(draft, prompt, n)
     for prompt in prompts[len(chunks) :]:
@@ -87,7 +94,8 @@ def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
         return n_wanted
     n_wanted = min(n_wanted, sum(p.n_left for p in prompts))
     reclaim(draft, len(draft.spans) + n_wanted)
-    holding = [s for s in draft.holding() if s.state is SlotState.PROCESSING_PROMPT]
+    slots = {p.want.slot for p in prompts}
+    holding = [s for s in draft.holding() if s.id in slots]
     if n_available(draft) <= len(draft.spans) and holding:
         reclaim_or_park(draft, len(draft.spans) + 1, keep=holding[0])
         draft.spans = [s for s in draft.spans if s.slot not in draft.parked]
@@ -108,8 +116,7 @@ def _alone(prompts: list[Prompt], n_budget: int) -> list[int]:
 def _beside_running(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[int]:
     running = [Part(s.span.row, s.span.pos0, len(s.span.tokens)) for s in draft.spans]
     pending = [Pending(p.row, p.pos0, p.n_left) for p in prompts]
-    target_ms = draft.view.config.itl_target_ms
-    return choose_chunks(draft.view.cost, running, pending, n_budget, draft.ledger.n_used, target_ms)
+    return choose_chunks(draft.view.cost, running, pending, n_budget, draft.ledger.n_used, draft.target_ms)
 
 
 def _add_chunk(draft: Draft, prompt: Prompt, n: int) -> None:

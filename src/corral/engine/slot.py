@@ -39,12 +39,24 @@ lost (if anything) as PROCESSING_PROMPT.
 
 
 def prefix_key(task: Task) -> CacheKey:
-    """Whose prefixes the task may use: without ``cache_prompt`` only its siblings'."""
-    return task.cache_key if task.cache_prompt else CacheKey(f"{PRIVATE}{group_of(task)}")
+    """Whose prefixes the task may use: those of its adapters; without ``cache_prompt`` only its siblings'."""
+    if not task.cache_prompt:
+        return CacheKey(f"{PRIVATE}{group_of(task)}")
+    if task.adapters and not task.n_base:
+        return CacheKey(f"{ADAPTED}{task.adapters}\0{task.cache_key}")
+    return task.cache_key
 
 
 PRIVATE = "\0private "
 """Begins the keys of prefixes that are dropped with their task."""
+
+ADAPTED = "\0adapters "
+"""Begins the keys of sequences that are computed with adapters from their first token on."""
+
+
+def without_adapters(key: CacheKey) -> CacheKey:
+    """The same key for the base model."""
+    return CacheKey(key.split("\0", 2)[2]) if key.startswith(ADAPTED) else key
 
 
 def group_of(task: Task) -> TaskId:
@@ -59,6 +71,8 @@ class IllegalMove(Exception):
 @dataclass(slots=True, eq=False)
 class Generation:
     """A task in work. ``tokens`` is what is wanted in the cache: prompt and generated; ``computed`` of them are there.
+
+    They are as the ledger keeps them (``adapted.marked``).
 
     The last generated token is wanted and not yet computed. ``n_cached`` prompt tokens were reused (< 0: not begun);
     ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has

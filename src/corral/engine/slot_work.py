@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from corral.engine.adapted import is_adapted
 from corral.engine.books import Books
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft
@@ -15,7 +16,7 @@ from corral.engine.ledger import Holder, KvLedger, Tier
 from corral.engine.plan import Arrange
 from corral.engine.pressure import evict, reclaim
 from corral.engine.publish import where_kept
-from corral.engine.slot import Memory, Slot
+from corral.engine.slot import Memory, Slot, without_adapters
 from corral.errors import CorralError, InvalidRequest, ServerError
 from corral.events import End, Failed, SlotDone
 from corral.ids import CacheKey, RowId, SnapshotId, TaskId
@@ -28,7 +29,7 @@ NO_ROOM = "Unable to restore slot: No available space in KV cache or invalid slo
 
 def tenant_of(key: CacheKey) -> str:
     """Whose key it is, whatever its salt."""
-    return key.partition(":")[0]
+    return without_adapters(key).partition(":")[0]
 
 
 class SlotWork:
@@ -99,6 +100,8 @@ class SlotWork:
     def _save(self, action: SlotAction, slot: Slot) -> SlotDone:
         """What is left of what the slot held. Raises ServerError if nothing of it is left."""
         books, memory = self._books, slot.memory
+        if memory and is_adapted(memory.key, memory.tokens):
+            raise InvalidRequest(f"slot {slot.id} was computed with LoRA adapters, which the file could not tell")
         n = _n_whole(books.ledger, memory) if memory else 0
         if memory and not n:
             raise ServerError(f"Unable to save slot: the {len(memory.tokens)} tokens it held are not kept any more")

@@ -13,8 +13,9 @@ import numpy as np
 
 from corral.config import ContextConfig
 from corral.errors import LoadError
-from corral.ids import RowId
+from corral.ids import AdapterSet, RowId
 from corral.llama import library, state
+from corral.llama.adapter import LlamaAdapter, set_adapters
 from corral.llama.batch import Batch
 from corral.llama.shape import context_params, read_traits
 from corral.ops import Copy, Shift, Span, Trim
@@ -36,8 +37,9 @@ _byte_pointer = ctypes.POINTER(ctypes.c_uint8)
 class LlamaContext:
     """Implements ``ports.Context``. Used by one thread, but for ``request_abort``."""
 
-    def __init__(self, model: Any, config: ContextConfig) -> None:
-        """``model`` is libllama's handle and must outlive this. Raises LoadError."""
+    def __init__(self, model: Any, config: ContextConfig, adapters: tuple[LlamaAdapter, ...] = ()) -> None:
+        """``model`` is libllama's handle and must outlive this; ``adapters`` are all of its own. Raises LoadError."""
+        self._adapters = adapters
         self._abort = AbortFlag()
         params = context_params(model, config, self._abort.callback, self._abort.data)
         self._log = library.start()
@@ -87,6 +89,10 @@ class LlamaContext:
                 lib.llama_memory_seq_add(self._memory, row, keep + discard, -1, -discard)
                 self._ends[row] -= discard
                 self._unsettled.add(row)
+
+    def use(self, adapters: AdapterSet) -> None:
+        self._check_open()
+        set_adapters(self._handle, self._adapters, adapters)
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
         self._check_open()

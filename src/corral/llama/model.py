@@ -6,18 +6,19 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import llama_cpp.llama_cpp as lib
 
 from corral.config import ContextConfig, ModelConfig
 from corral.errors import LoadError
-from corral.ids import Token
+from corral.ids import AdapterId, Token
 from corral.llama import library
+from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
-from corral.ports import ModelInfo
+from corral.ports import AdapterInfo, ModelInfo
 from corral.tasks import Sampling
 
 _MAGIC = b"GGUF"
@@ -32,12 +33,14 @@ class LlamaModel:
         self._contexts: weakref.WeakSet[LlamaContext] = weakref.WeakSet()
         self._tokenizer = LlamaTokenizer(self._vocab)
         self._info = _read_info(handle, self._vocab, path)
+        self._adapters: tuple[LlamaAdapter, ...] = ()
 
     @classmethod
     def load(cls, config: ModelConfig, on_progress: Callable[[float], None] | None = None) -> LlamaModel:
         """Load ``config.path``; ``on_progress`` hears fractions 0..1. Raises LoadError with one line."""
         path = config.path
-        _check_file(path)
+        for file in (path, *(adapter.path for adapter in config.adapters)):
+            _check_file(file)
         router = library.start()
         failures: list[BaseException] = []
         params = lib.llama_model_default_params()
@@ -51,7 +54,16 @@ class LlamaModel:
             raise failures[0]
         if not handle:
             raise LoadError(f"cannot load {path}: {library.reason(lines, 'libllama gave no reason')}")
-        return cls(handle, path)
+        return cls(handle, path)._with(config)
+
+    def _with(self, config: ModelConfig) -> Self:
+        try:
+            for i, adapter in enumerate(config.adapters):
+                self._adapters += (LlamaAdapter(self._handle, AdapterId(i), adapter),)
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     @property
     def info(self) -> ModelInfo:
@@ -61,9 +73,13 @@ class LlamaModel:
     def tokenizer(self) -> LlamaTokenizer:
         return self._tokenizer
 
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(adapter.info for adapter in self._adapters)
+
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """A KV cache over these weights. Raises LoadError if libllama cannot make it."""
-        context = LlamaContext(self._handle, config)
+        context = LlamaContext(self._handle, config, self._adapters)
         self._contexts.add(context)
         return context
 

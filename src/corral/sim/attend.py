@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.ids import Token
+from corral.ids import AdapterSet, Token
 
 Cells = NDArray[np.int32]
 Words = NDArray[np.uint64]
@@ -32,6 +33,20 @@ def scramble(words: Words) -> Words:
 def scramble_one(word: int) -> int:
     """``scramble`` of one word, taken modulo 2^64."""
     return int(scramble(np.array([word % _WORD], np.uint64))[0])
+
+
+_TOKEN_BITS, _CODE_BITS = 9, 7
+"""Together what ``marks`` leaves to a token."""
+
+
+def code_of(adapters: AdapterSet) -> int:
+    """What a token computed under these adapters carries above its ``_TOKEN_BITS``; 0 for none."""
+    return (1 + zlib.crc32(repr(adapters).encode()) % ((1 << _CODE_BITS) - 1)) << _TOKEN_BITS if adapters else 0
+
+
+def without_code(cells: Cells) -> Cells:
+    """The tokens alone."""
+    return cells & ((1 << _TOKEN_BITS) - 1)
 
 
 def weigh(tokens: Cells, positions: Cells, seed: int) -> Words:

@@ -36,7 +36,8 @@ class CostModel:
     """Milliseconds of a forward pass. The defaults are SmolLM2-135M Q4_0 on two CPU cores.
 
     Attention costs ``seen_ms`` for each pair of a query and a cell of its row, ``seen_tiled_ms`` where at least
-    ``n_tiled`` queries go together, and ``masked_ms`` for each cell that is scanned but belongs to others.
+    ``n_tiled`` queries go together, and ``masked_ms`` for each cell that is scanned but belongs to others. Another set
+    of adapters costs ``change_ms``.
     """
 
     ubatch_ms: float = 5.7
@@ -45,6 +46,7 @@ class CostModel:
     seen_ms: float = 0.0035
     seen_tiled_ms: float = 0.001
     masked_ms: float = 0.00037
+    change_ms: float = 5.0
     state_bytes_per_token: int = 23_040
     state_bytes_per_ms: float = 7e6
 

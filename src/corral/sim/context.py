@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from corral.config import ContextConfig
 from corral.errors import LoadError
-from corral.ids import RowId
+from corral.ids import AdapterSet, RowId
 from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus, MemoryTraits
-from corral.sim.attend import Head, view
+from corral.sim.attend import Head, code_of, view, without_code
 from corral.sim.clock import CostModel, VirtualClock, Work
 from corral.sim.marks import moved, seen_by, tokens_of
 from corral.sim.ubatch import Ubatch, ubatches
@@ -64,6 +64,8 @@ def traits_of(config: ContextConfig, n_ctx_train: int, n_pad: int) -> MemoryTrai
 class SimContext:
     """Implements ``ports.Context``. Cells hold (token, position) and the set of rows they belong to.
 
+    A cell's token carries the adapters under which it was computed, so a view that mixes them gives another token.
+
     One array of cells serves both modes: on split KV row r may only use its own pool of ``n_cells_row`` cells.
     """
 
@@ -86,6 +88,7 @@ class SimContext:
         self._unsettled: set[RowId] = set()
         self._readable = False
         self._closed = False
+        self._code = 0
         self.n_decodes = 0
         self.n_loads = 0
 
@@ -116,6 +119,12 @@ class SimContext:
                     self._unsettled.add(dst)
             case Shift(row, keep, discard):
                 self._shift(row, keep, discard)
+
+    def use(self, adapters: AdapterSet) -> None:
+        code = code_of(adapters)
+        if code != self._code:
+            self._clock.advance(self._cost.change_ms)
+        self._code = code
 
     def decode(self, spans: Sequence[Span]) -> DecodeStatus:
         self._check_spans(spans)
@@ -203,7 +212,8 @@ class SimContext:
     def tokens(self, row: RowId) -> tuple[int, ...]:
         """What the row's cells hold, in order of position."""
         cells = self._cells(row)
-        return tuple(int(t) for t in tokens_of(self._token[cells])[np.argsort(self._pos[cells], kind="stable")])
+        words = without_code(tokens_of(self._token[cells]))
+        return tuple(int(t) for t in words[np.argsort(self._pos[cells], kind="stable")])
 
     def _pool(self, row: RowId) -> slice:
         if self._traits.n_streams == 1:
@@ -258,7 +268,7 @@ class SimContext:
             for row, n in piece:
                 span, at = todo[row], done[row]
                 cells = self._free(row)[:n]
-                tokens = np.array(span.tokens[at : at + n], np.int32)
+                tokens = np.array(span.tokens[at : at + n], np.int32) | self._code
                 self._token[cells] = seen_by(tokens, span.pos0 + at, self._token[self._cells(row)])
                 self._pos[cells] = np.arange(span.pos0 + at, span.pos0 + at + n)
                 self._hold(row, cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.config import ContextConfig
-from corral.ports import ModelInfo
+from corral.ports import AdapterInfo, ModelInfo
 from corral.sim.attend import Head
 from corral.sim.clock import CostModel, VirtualClock
 from corral.sim.context import Faults, SimContext, traits_of
@@ -32,6 +32,7 @@ class SimSpec:
     eos_every: int = 64
     n_ctx_train: int = 4096
     n_pad: int = 1
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 class SimModel:
@@ -50,6 +51,10 @@ class SimModel:
     @property
     def tokenizer(self) -> SimTokenizer:
         return self._tokenizer
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self.spec.adapters
 
     def new_context(
         self,
