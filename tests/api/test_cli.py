@@ -81,6 +81,7 @@ def shared() -> Iterator[tuple[Server, str]]:
 
 def test_the_example_that_is_printed_works(shared: tuple[Server, str]) -> None:
     server, url = shared
+    assert not any(re.search("AMX|error|Traceback", line) for line in server.lines)
     example = server.line(r"curl (\S+) -H 'Content-Type: application/json' -d '(.*)'$")
     body = {**json.loads(example[2]), "max_tokens": 4}
     reply = httpx.post(example[1], json=body, timeout=WAIT_S)
@@ -181,7 +182,17 @@ def test_a_model_that_is_none_is_one_line(tmp_path: Path) -> None:
         assert code == 1
         assert lines[-1].startswith("error: ")
         assert str(path) in lines[-1]
+        assert not any("ready" in line for line in lines)
         assert not any("Traceback" in line for line in lines)
+    assert not any("listening" in line for line in lines), "nothing is said of a server for a file that is not there"
+
+
+def test_a_grammar_that_cannot_be_used_is_two_lines() -> None:
+    code, lines = failure("--grammar", "bad")
+    assert code == 2
+    assert lines[-2].startswith("error: --grammar: ")
+    assert lines[-1] == "See corral --help."
+    assert not any("listening" in line for line in lines)
 
 
 def test_a_template_that_does_not_compile_is_one_line() -> None:

@@ -16,12 +16,11 @@ from corral.ids import AdapterId, Token
 from corral.llama import library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
+from corral.llama.file import check_file
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.ports import AdapterInfo, ModelInfo
 from corral.tasks import Sampling
-
-_MAGIC = b"GGUF"
 
 
 class LlamaModel:
@@ -40,7 +39,7 @@ class LlamaModel:
         """Load ``config.path``; ``on_progress`` hears fractions 0..1. Raises LoadError with one line."""
         path = config.path
         for file in (path, *(adapter.path for adapter in config.adapters)):
-            _check_file(file)
+            check_file(file)
         router = library.start()
         failures: list[BaseException] = []
         params = lib.llama_model_default_params()
@@ -93,21 +92,6 @@ class LlamaModel:
         if self._handle:
             lib.llama_model_free(self._handle)
             self._handle = None
-
-
-def _check_file(path: Path) -> None:
-    """libllama's own words for these cases are obscure."""
-    if path.is_dir():
-        raise LoadError(f"cannot load {path}: it is a directory, not a GGUF file")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
-    except FileNotFoundError:
-        raise LoadError(f"cannot load {path}: no such file") from None
-    except OSError as error:
-        raise LoadError(f"cannot load {path}: {error.strerror}") from None
-    if magic != _MAGIC:
-        raise LoadError(f"cannot load {path}: not a GGUF file (it begins with {magic!r})")
 
 
 def _load_mode(config: ModelConfig) -> int:

@@ -20,6 +20,7 @@ from corral.cli.progress import loading
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import ModelConfig
 from corral.errors import LoadError
+from corral.llama.file import check_file
 from corral.runtime import Runtime
 
 logger = logging.getLogger("corral.cli")
@@ -35,8 +36,16 @@ def serve(args: Parsed) -> int:
     for note in args.notes:
         logger.warning("%s", note)
     settings = resolve(args)
+    _check_files(settings.model)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Serving(settings, args).run())
+
+
+def _check_files(model: ModelConfig) -> None:
+    """Before anything is said of listening. Raises LoadError."""
+    for path in (model.path, *(adapter.path for adapter in model.adapters)):
+        if path != DEMO:
+            check_file(path)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -102,7 +111,7 @@ class _Serving:
     def _on_listening(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self._listening.set()
-        logger.info("listening on %s", ", ".join(addresses))
+        logger.info("listening on %s, loading the model", ", ".join(addresses))
 
     def _load(self) -> Runtime:
         settings = self._settings

@@ -1,0 +1,24 @@
+"""Owns the first look at a model's file, before libllama reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from corral.errors import LoadError
+
+_MAGIC = b"GGUF"
+
+
+def check_file(path: Path) -> None:
+    """Raises LoadError if there is no GGUF file; libllama's own words for that are obscure."""
+    if path.is_dir():
+        raise LoadError(f"cannot load {path}: it is a directory, not a GGUF file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise LoadError(f"cannot load {path}: no such file") from None
+    except OSError as error:
+        raise LoadError(f"cannot load {path}: {error.strerror}") from None
+    if magic != _MAGIC:
+        raise LoadError(f"cannot load {path}: not a GGUF file (it begins with {magic!r})")
