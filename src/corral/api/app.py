@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from corral.api.errors import on_corral_error, on_http_exception, on_unexpected
 from corral.api.gate import Gate
 from corral.api.openapi import ROUTES, describe
+from corral.api.routes.docs import docs
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import BUILD, Service
 from corral.config import ServerConfig
@@ -47,7 +48,7 @@ def _routes(server: ServerConfig) -> FastAPI:
         title="corral",
         version=BUILD,
         description="llama-server's routes over one shared model.",
-        docs_url=f"{prefix}/docs",
+        docs_url=None,
         redoc_url=None,
         openapi_url=f"{prefix}/openapi.json",
         redirect_slashes=False,
@@ -57,6 +58,7 @@ def _routes(server: ServerConfig) -> FastAPI:
             Exception: on_unexpected,
         },
     )
+    api.add_route(f"{prefix}/docs", docs, methods=["GET"], include_in_schema=False)
     for route in ROUTES:
         for path in route.paths:
             api.add_api_route(prefix + path, route.endpoint, methods=[route.method], **describe(route, path))
