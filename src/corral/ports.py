@@ -135,8 +135,11 @@ class Context(Protocol):
     @property
     def traits(self) -> MemoryTraits: ...
 
-    def apply(self, op: Trim | Copy | Shift) -> None:
-        """Change which cells belong to which row, and at which position."""
+    def apply(self, op: Trim | Copy | Shift) -> bool:
+        """Change which cells belong to which row, and at which position.
+
+        False: no window cells were free for a Copy; ``dst`` is empty now.
+        """
         ...
 
     def use(self, adapters: AdapterSet) -> None:

@@ -85,8 +85,8 @@ class Pair:
     def freed_by(self, rows: set[RowId]) -> int:
         """Cells that nobody else holds, counted one by one."""
         others = [row for row in self.ledger.rows() if row not in rows]
-        kept = self.context._has[others].any(axis=0)
-        return int((self.context._has.any(axis=0) & ~kept).sum())
+        kept = self.context.memory.main.has[others].any(axis=0)
+        return int((self.context.memory.main.has.any(axis=0) & ~kept).sum())
 
 
 class LedgerAgainstCells(RuleBasedStateMachine):

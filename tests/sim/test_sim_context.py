@@ -97,7 +97,8 @@ def test_a_shared_cell_written_over_is_noticed_by_both_rows() -> None:
     context = open_context()
     put(context, A, PROMPT[:-1])
     context.apply(Copy(A, B, 5))
-    context._token[context._cells(B)[0]] = 99
+    main = context.memory.main
+    main.word[main.cells(B)[0]] = 99
     assert context.tokens(A)[0] == context.tokens(B)[0] == 99
     assert next_token(context, A, PROMPT[-1]) != expected(PROMPT)
 
@@ -105,7 +106,8 @@ def test_a_shared_cell_written_over_is_noticed_by_both_rows() -> None:
 def test_a_position_held_twice_makes_a_wrong_token_and_fails_the_check(context: SimContext) -> None:
     put(context, A, PROMPT[:-1])
     context.check()
-    context._hold(A, context._free(A)[:1])
+    main = context.memory.main
+    main.hold(A, main.free(A)[:1])
     assert next_token(context, A, PROMPT[-1]) != expected(PROMPT)
     with pytest.raises(AssertionError, match="holds positions"):
         context.check()
@@ -113,7 +115,8 @@ def test_a_position_held_twice_makes_a_wrong_token_and_fails_the_check(context: 
 
 def test_a_miscounted_holder_fails_the_check(context: SimContext) -> None:
     put(context, A, PROMPT)
-    context._n_holders[context._cells(A)[0]] += 1
+    main = context.memory.main
+    main.n_holders[main.cells(A)[0]] += 1
     with pytest.raises(AssertionError, match="miscounted"):
         context.check()
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from corral.config import ContextConfig
 from corral.ids import RowId
 from corral.ops import Span
-from corral.sim.context import traits_of
+from corral.sim.shape import MemorySpec, traits_of
 from corral.sim.ubatch import ubatches
 
 
 def cut(rows: list[tuple[int, int]], n_ubatch: int, unified: bool) -> list[list[tuple[int, int]]]:
     config = ContextConfig(n_ctx=4096, n_slots=8, n_rows=8, n_ubatch=n_ubatch, kv_unified=unified)
     spans = [Span(RowId(row), 0, (0,) * n) for row, n in rows]
-    return [list(piece) for piece in ubatches(spans, traits_of(config, 4096, 256))]
+    return [list(piece) for piece in ubatches(spans, traits_of(config, MemorySpec(n_pad=256)))]
 
 
 @pytest.mark.parametrize(

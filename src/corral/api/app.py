@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 from corral.api.errors import on_corral_error, on_http_exception, on_unexpected
 from corral.api.gate import Gate
 from corral.api.openapi import ROUTES, describe
-from corral.api.routes.docs import docs
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import BUILD, Service
 from corral.config import ServerConfig
@@ -48,7 +47,7 @@ def _routes(server: ServerConfig) -> FastAPI:
         title="corral",
         version=BUILD,
         description="llama-server's routes over one shared model.",
-        docs_url=None,
+        docs_url=f"{prefix}/docs",
         redoc_url=None,
         openapi_url=f"{prefix}/openapi.json",
         redirect_slashes=False,
@@ -58,7 +57,6 @@ def _routes(server: ServerConfig) -> FastAPI:
             Exception: on_unexpected,
         },
     )
-    api.add_route(f"{prefix}/docs", docs, methods=["GET"], include_in_schema=False)
     for route in ROUTES:
         for path in route.paths:
             api.add_api_route(prefix + path, route.endpoint, methods=[route.method], **describe(route, path))

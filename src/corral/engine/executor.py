@@ -123,11 +123,9 @@ class Executor:
         is_done, n_bytes = True, 0
         match op:
             case Trim(row, n):
-                is_done = self._can_cut(row, n)
-                if is_done:
-                    self._context.apply(op)
+                is_done = self._can_cut(row, n) and self._context.apply(op)
             case Copy():
-                self._context.apply(op)
+                is_done = self._context.apply(op)
             case Save(row, snapshot):
                 data = self._context.save(row)
                 n_bytes, is_done = len(data), len(data) > 0

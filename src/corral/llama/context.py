@@ -68,7 +68,7 @@ class LlamaContext:
     def traits(self) -> MemoryTraits:
         return self._traits
 
-    def apply(self, op: Trim | Copy | Shift) -> None:
+    def apply(self, op: Trim | Copy | Shift) -> bool:
         self._check_open()
         match op:
             case Trim(row, n):
@@ -89,6 +89,7 @@ class LlamaContext:
                 lib.llama_memory_seq_add(self._memory, row, keep + discard, -1, -discard)
                 self._ends[row] -= discard
                 self._unsettled.add(row)
+        return True
 
     def use(self, adapters: AdapterSet) -> None:
         self._check_open()

@@ -49,6 +49,19 @@ def without_code(cells: Cells) -> Cells:
     return cells & ((1 << _TOKEN_BITS) - 1)
 
 
+def chain(before: int, token: Token, n_missing: int = 0) -> int:
+    """The state after ``token`` in the state ``before``, of which ``n_missing`` parts could not be seen."""
+    word = (before * 0x9E3779B97F4A7C15 + token + (n_missing << 32) + 1) % _WORD
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % _WORD
+    return word ^ (word >> 31)
+
+
+def weigh_states(states: Words, positions: Cells) -> int:
+    """One word for what states at positions are together, whatever their order."""
+    return int(scramble(states ^ scramble(positions.astype(np.uint64))).sum(dtype=np.uint64))
+
+
 def weigh(tokens: Cells, positions: Cells, seed: int) -> Words:
     """One word for each (token, position). Their sum modulo 2^64 is a view: order does not matter, repeats do."""
     packed = (positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint32)

@@ -48,6 +48,8 @@ class CostModel:
     masked_ms: float = 0.00037
     change_ms: float = 5.0
     state_bytes_per_token: int = 23_040
+    window_bytes_per_token: int = 23_040
+    state_bytes: int = 4_000_000
     state_bytes_per_ms: float = 7e6
 
     def ubatch(self, parts: Sequence[Work]) -> float:
@@ -59,6 +61,7 @@ class CostModel:
             for part in parts
         )
 
-    def state(self, n_tokens: int) -> float:
-        """Time to save or load a row of ``n_tokens``."""
-        return n_tokens * self.state_bytes_per_token / self.state_bytes_per_ms
+    def state(self, n_tokens: int, n_window: int = 0, n_states: int = 0) -> float:
+        """Time to save or load ``n_tokens`` cells, ``n_window`` of the layers with a window, and recurrent states."""
+        n_bytes = n_tokens * self.state_bytes_per_token + n_window * self.window_bytes_per_token
+        return (n_bytes + n_states * self.state_bytes) / self.state_bytes_per_ms

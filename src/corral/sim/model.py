@@ -8,8 +8,9 @@ from corral.config import ContextConfig
 from corral.ports import AdapterInfo, ModelInfo
 from corral.sim.attend import Head
 from corral.sim.clock import CostModel, VirtualClock
-from corral.sim.context import Faults, SimContext, traits_of
+from corral.sim.context import Faults, SimContext
 from corral.sim.sampler import SimSampler, literal_tokens
+from corral.sim.shape import Kind, MemorySpec, traits_of
 from corral.sim.tokenizer import BOS, EOS, IM_END, LIKELY, N_VOCAB, SimTokenizer
 from corral.tasks import Sampling
 
@@ -25,7 +26,8 @@ CHAT_TEMPLATE = (
 class SimSpec:
     """``seed`` is the fake's weights. ``eos_every``: one step in so many ends the generation, 0 for never.
 
-    ``n_pad``: KV pools are padded up to a multiple of it (libllama: 256).
+    ``n_pad``: KV pools are padded up to a multiple of it (libllama: 256). ``kind`` of memory; ``window``: how many of
+    the last tokens a SLIDING one's layers with a window see, at least 2.
     """
 
     seed: int = 0
@@ -33,6 +35,16 @@ class SimSpec:
     n_ctx_train: int = 4096
     n_pad: int = 1
     adapters: tuple[AdapterInfo, ...] = ()
+    kind: Kind = Kind.ATTENTION
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.kind is Kind.SLIDING) != (self.window >= 2):
+            raise ValueError(f"a {self.kind.name} memory cannot have a window of {self.window} tokens")
+
+    @property
+    def memory(self) -> MemorySpec:
+        return MemorySpec(self.kind, self.window, self.n_ctx_train, self.n_pad)
 
 
 class SimModel:
@@ -70,7 +82,8 @@ class SimModel:
         """
         return SimContext(
             self.head,
-            traits_of(config, self.spec.n_ctx_train, self.spec.n_pad),
+            traits_of(config, self.spec.memory),
+            self.spec.kind,
             self.spec.seed,
             clock or VirtualClock(),
             cost or CostModel(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from corral.ids import RowId
 from corral.ops import Span
@@ -13,12 +13,25 @@ Ubatch = list[tuple[RowId, int]]
 
 
 def ubatches(spans: Sequence[Span], traits: MemoryTraits) -> list[Ubatch]:
-    """The pieces of a batch in the order they are computed. Rows of ``spans`` are distinct."""
+    """The pieces of a batch in the order they are computed. Rows of ``spans`` are distinct.
+
+    Where rows keep states all rows of a piece must have as many tokens; so on split KV, of consecutive rows.
+    """
+    if traits.n_streams == 1 and not traits.whole_copy_only:
+        return _cut(spans, traits.n_ubatch, _cut_in_order)
+    return _cut(spans, traits.n_ubatch, _cut_equal if traits.shared_cells else _cut_consecutive)
+
+
+def ubatches_if_full(spans: Sequence[Span], traits: MemoryTraits) -> list[Ubatch]:
+    """What is tried next where the pieces of ``ubatches`` found no room in one of two pools."""
+    return _cut(spans, traits.n_ubatch, _cut_equal if traits.shared_cells else _cut_consecutive)
+
+
+def _cut(spans: Sequence[Span], n_ubatch: int, cut: Callable[[Ubatch, int], Ubatch]) -> list[Ubatch]:
     left = [(span.row, len(span.tokens)) for span in spans]
-    cut = _cut_in_order if traits.n_streams == 1 else _cut_equal
     pieces: list[Ubatch] = []
     while left:
-        piece = cut(left, traits.n_ubatch)
+        piece = cut(left, n_ubatch)
         pieces.append(piece)
         taken = dict(piece)
         left = [(row, n - taken.get(row, 0)) for row, n in left if n > taken.get(row, 0)]
@@ -37,20 +50,21 @@ def _cut_in_order(left: Ubatch, n_ubatch: int) -> Ubatch:
     return piece
 
 
+def _cut_consecutive(left: Ubatch, n_ubatch: int) -> Ubatch:
+    """A pool for each row: the first run of consecutive ascending ids, the same number of tokens of each."""
+    run = left[:1]
+    for row, n in left[1:]:
+        if row == run[-1][0] + 1:
+            run.append((row, n))
+    return _cut_equal(run, n_ubatch)
+
+
 def _cut_equal(left: Ubatch, n_ubatch: int) -> Ubatch:
-    """A pool for each row: the first run of consecutive ascending ids, the same number of tokens of each.
+    """The same number of tokens of each row.
 
     libllama stops collecting rows only after one too many and always takes one token of each, so a piece may hold
     ``n_ubatch + 1`` tokens.
     """
-    rows: list[RowId] = []
-    shortest = left[0][1]
-    for row, n in left:
-        if rows and row != rows[-1] + 1:
-            continue
-        rows.append(row)
-        shortest = min(shortest, n)
-        if len(rows) > n_ubatch:
-            break
-    each = min(shortest, max(1, n_ubatch // len(rows)))
-    return [(row, each) for row in rows]
+    rows = left[: n_ubatch + 1]
+    each = min(min(n for _, n in rows), max(1, n_ubatch // len(rows)))
+    return [(row, each) for row, _ in rows]
