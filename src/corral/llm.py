@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,10 +11,10 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from corral.chat.template import CHATML, ChatTemplate, Message
-from corral.config import ContextConfig, EngineConfig, ModelConfig, n_rows_for
+from corral.config import AdapterConfig, ContextConfig, EngineConfig, ModelConfig, n_rows_for
 from corral.errors import ExceedContext, InvalidRequest
 from corral.events import Chunk, Event, Failed, Finished, StopReason, Timings, TokenProbs
-from corral.ids import TaskId, Token
+from corral.ids import AdapterId, AdapterSet, TaskId, Token, adapter_set
 from corral.runtime import Runtime
 from corral.tasks import Limits, Sampling, Task, TaskGroup
 
@@ -27,6 +27,8 @@ class SamplingParams:
 
     ``max_tokens`` None: up to the end of the context. ``temperature`` 0 is greedy. ``seed`` None is random; choice i of
     n gets seed + i. ``logprobs``: how many likely tokens to tell at each position. ``grammar`` is GBNF.
+    ``lora``: scales of adapters by their place in the list that LLM was given, those not named 0; None takes all as
+    they were given.
     """
 
     n: int = 1
@@ -45,6 +47,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     grammar: str = ""
+    lora: Mapping[int, float] | None = None
 
     def sampling(self) -> Sampling:
         return Sampling(
@@ -92,13 +95,23 @@ class LLM:
     ...         print(completion.text)
     """
 
-    def __init__(self, model: str | Path | None = None, *, n_slots: int = 16, n_ctx: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        n_slots: int = 16,
+        n_ctx: int = 0,
+        lora: Sequence[str | Path | tuple[str | Path, float]] = (),
+        **options: Any,
+    ) -> None:
         """``model`` is a GGUF file, None the bundled demo. ``n_ctx``: cells for all slots, 0 the training context.
+        ``lora``: adapters to load, alone or with a scale (else 1).
 
         ``options`` are further fields of ModelConfig, ContextConfig and EngineConfig. Raises LoadError, or TypeError
         for an option that none of them has.
         """
         unified = options.setdefault("kv_unified", True)
+        options["adapters"] = tuple(_adapter(item) for item in lora)
         options = {"n_rows": n_rows_for(n_slots, unified), "n_slots": n_slots, "n_ctx": n_ctx, **options}
         known = {field.name for config in (ModelConfig, ContextConfig, EngineConfig) for field in fields(config)}
         if unknown := sorted(options.keys() - known):
@@ -193,12 +206,24 @@ class LLM:
             raise InvalidRequest(f"n must be between 1 and the number of slots ({n_slots}), but is {params.n}")
         new_id, sampling = self._runtime.engine.new_task_id, params.sampling()
         special = not params.skip_special_tokens
-        parent = Task(new_id(), prompt, sampling=sampling, limits=params.limits(), special=special)
+        parent = Task(
+            new_id(),
+            prompt,
+            sampling=sampling,
+            limits=params.limits(),
+            special=special,
+            adapters=self._adapters(params),
+        )
         siblings = (
             replace(parent, id=new_id(), parent=parent.id, index=i, sampling=_reseeded(sampling, i))
             for i in range(1, params.n)
         )
         return (parent, *siblings)
+
+    def _adapters(self, params: SamplingParams) -> AdapterSet:
+        if params.lora is None:
+            return adapter_set({adapter.id: adapter.scale for adapter in self._runtime.model.adapters})
+        return adapter_set({AdapterId(i): scale for i, scale in params.lora.items()})
 
     def _template(self) -> ChatTemplate:
         info = self._runtime.model.info
@@ -261,6 +286,11 @@ def _path_of(model: str | Path | None) -> Path:
     from corral.llama.demo import demo_model
 
     return demo_model()
+
+
+def _adapter(item: str | Path | tuple[str | Path, float]) -> AdapterConfig:
+    path, scale = item if isinstance(item, tuple) else (item, 1.0)
+    return AdapterConfig(Path(path), scale)
 
 
 def _options_of(config: type, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from corral.engine.core import Engine
 from corral.engine.sampling import new_row_sampler
 from corral.engine.thread import EngineThread
 from corral.errors import LoadError
-from corral.ports import Clock, Context, MemoryTraits, Model, Rollback
+from corral.ports import AdapterInfo, Clock, Context, MemoryTraits, Model, Rollback
 from corral.tasks import Sampling
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ class Runtime:
         return _start(loaded, memory, SystemClock(), engine, warm_up)
 
     @staticmethod
-    def simulated(context: ContextConfig, engine: EngineConfig, seed: int = 0) -> Runtime:
+    def simulated(
+        context: ContextConfig, engine: EngineConfig, seed: int = 0, adapters: tuple[AdapterInfo, ...] = ()
+    ) -> Runtime:
         """The same over the fake model, for tests and trials without weights."""
         from corral.sim.model import SimModel, SimSpec
 
-        model = SimModel(SimSpec(seed=seed))
+        model = SimModel(SimSpec(seed=seed, adapters=adapters))
         return _start(model, model.new_context(context), SystemClock(), engine)
 
     def check_sampling(self, sampling: Sampling) -> None:

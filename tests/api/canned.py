@@ -11,7 +11,7 @@ from corral.config import ServerConfig
 from corral.engine.state import EngineSnapshot, SlotSnapshot, SlotState
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason, Timings
 from corral.ids import SlotId, TaskId
-from corral.ports import MemoryTraits, ModelInfo
+from corral.ports import AdapterInfo, MemoryTraits, ModelInfo
 from corral.runtime import Runtime
 from corral.tasks import Task
 
@@ -67,6 +67,7 @@ INFO = ModelInfo(
 class ByteModel:
     info: ModelInfo = INFO
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 def says(text: str, reason: StopReason = StopReason.EOS, word: str = "") -> Script:

@@ -103,3 +103,27 @@ def _add_weights(writer: gguf.GGUFWriter, seed: int, *, gemma: bool) -> None:
         writer.add_tensor(f"{name}.weight", draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32))
     for name in ["output_norm", *(f"blk.{layer}.{norm}" for layer in range(N_LAYER) for norm in norms)]:
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
+
+
+def write_tiny_lora(
+    path: Path, *, seed: int = 1, arch: str = "llama", rank: int = 4, invocation: tuple[int, ...] = (), task: str = ""
+) -> Path:
+    """An adapter over ``write_tiny_llama`` that changes most of its next tokens; an aLoRA if it has an invocation."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    if task:
+        writer.add_string("adapter.lora.task_name", task)
+    if invocation:
+        key = "adapter.alora.invocation_tokens"
+        writer.add_key_value(key, list(invocation), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32)
+    draw = np.random.default_rng(seed)
+    for layer in range(N_LAYER):
+        for name, n_in, n_out in (("attn_q", N_EMBD, N_EMBD), ("ffn_down", N_FF, N_EMBD)):
+            a = draw.normal(0, n_in**-0.5, (rank, n_in)).astype(np.float32)
+            b = draw.normal(0, 1.0, (n_out, rank)).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", a)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", b)
+    _write(writer)
+    return path

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from corral.api.schemas.params import Params
 from corral.api.schemas.prompt import Prompt
 from corral.engine.thread import EngineThread
-from corral.ids import CacheKey, TaskId, Token
+from corral.ids import AdapterSet, CacheKey, TaskId, Token
 from corral.ports import Tokenizer
 from corral.tasks import Sampling, Task, TaskGroup
 
@@ -47,11 +47,12 @@ def make_job(
     key: CacheKey,
     special: bool = False,
     borders: tuple[int, ...] = (),
+    adapters: AdapterSet = (),
 ) -> Job:
-    """Tasks for every prompt: with n > 1 a parent and its siblings each. ``borders``: as in ``tasks.Task``."""
+    """Tasks for every prompt: with n > 1 a parent and its siblings each. The last three: as in ``tasks.Task``."""
     reply_id = f"chatcmpl-{secrets.token_hex(16)}"
     groups = tuple(
-        _group(prompt, i * params.n, params, engine, key, reply_id, special, borders)
+        _group(prompt, i * params.n, params, engine, key, reply_id, special, borders, adapters)
         for i, prompt in enumerate(prompts)
     )
     return Job(reply_id, int(time.time()), model, params, groups, tokenizer)
@@ -66,6 +67,7 @@ def _group(
     reply_id: str,
     special: bool,
     borders: tuple[int, ...],
+    adapters: AdapterSet,
 ) -> TaskGroup:
     parent = Task(
         id=engine.new_task_id(),
@@ -82,6 +84,8 @@ def _group(
         special=special,
         borders=borders,
         preserved_tokens=params.preserved_tokens,
+        adapters=adapters,
+        lora=params.lora,
         request_id=reply_id,
     )
     return (parent, *(_sibling(parent, engine.new_task_id(), i) for i in range(1, params.n)))

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes import completion, info, metrics, slot_files, slots, tokens
+from corral.api.routes import adapters, completion, info, metrics, slot_files, slots, tokens
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
@@ -73,6 +73,8 @@ ROUTES = (
         doc.TemplateRequest,
         reply.InputTokens,
     ),
+    Route("GET", ("/lora-adapters",), adapters.get_adapters, "server"),
+    Route("POST", ("/lora-adapters",), adapters.post_adapters, "server", doc.AdapterScales),
     Route("POST", ("/apply-template",), tokens.apply_template, "chat", doc.TemplateRequest, reply.PromptText),
     Route("POST", ("/tokenize",), tokens.tokenize, "tokens", doc.TokenizeRequest, reply.Tokens),
     Route("POST", ("/detokenize",), tokens.detokenize, "tokens", doc.DetokenizeRequest, reply.Content),

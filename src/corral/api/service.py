@@ -8,12 +8,13 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
+from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
 from corral.chat.template import CHATML, ChatTemplate
 from corral.config import ServerConfig
 from corral.engine.state import Counters
 from corral.errors import InvalidRequest, LoadError
-from corral.ids import CacheKey, Token
+from corral.ids import AdapterId, AdapterSet, CacheKey, Token, adapter_set
 from corral.runtime import Runtime
 
 SERVICE = "corral.service"
@@ -33,6 +34,17 @@ class Scrapes:
         return before
 
 
+@dataclass(slots=True)
+class DefaultAdapters:
+    """The scales of adapters for requests that name none; POST /lora-adapters changes them."""
+
+    scales: dict[AdapterId, float]
+
+    def chosen(self, named: Scales) -> AdapterSet:
+        """The adapters of a request: those it names, or else these."""
+        return adapter_set(dict(named) or self.scales)
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """A runtime that is ready, as the routes see it. ``model`` is the name that replies carry."""
@@ -43,6 +55,7 @@ class Service:
     template: ChatTemplate
     model: str
     started_s: float
+    adapters: DefaultAdapters
     scrapes: Scrapes = field(default_factory=Scrapes)
 
     @staticmethod
@@ -59,7 +72,8 @@ class Service:
         source = server.chat_template or info.chat_template or CHATML
         template = ChatTemplate(source, token_text(runtime, info.bos_token), token_text(runtime, info.eos_token))
         model = min(server.alias) if server.alias else info.path or info.name
-        return Service(runtime, server, defaults, template, model, time.time())
+        adapters = DefaultAdapters({adapter.id: adapter.scale for adapter in runtime.model.adapters})
+        return Service(runtime, server, defaults, template, model, time.time(), adapters)
 
 
 def service_of(request: Request) -> Service:

@@ -9,7 +9,7 @@ _NAMES = """
 --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --repack -nr --no-repack --no-host --rpc -lzm --lazy-mode
 --numa -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -sm --split-mode
 -ts --tensor-split -mg --main-gpu -fit --fit -fitt --fit-target -fitc --fit-ctx --check-tensors --override-kv
---op-offload --no-op-offload --lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled
+--op-offload --no-op-offload --control-vector --control-vector-scaled
 --control-vector-layer-range --log-jsonl --no-log-jsonl --log-prompts-dir -j --json-schema -jf --json-schema-file
 -bs --backend-sampling -hfd -hfrd --hf-repo-draft -td --threads-draft -tbd --threads-batch-draft -Cd
 --cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft

@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
+from corral.config import AdapterConfig
 from corral.errors import LoadError
 
 TRUE_WORDS = frozenset({"1", "true", "on", "enabled", "yes"})
@@ -173,12 +174,29 @@ def _unescaped(text: str) -> str:
     return re.sub(r"""\\([ntr"'\\])""", lambda match: _ESCAPES[match[1]], text)
 
 
+def _adapters(text: str) -> tuple[AdapterConfig, ...]:
+    return tuple(AdapterConfig(Path(name)) for name in _list(text))
+
+
+def _scaled_adapters(text: str) -> tuple[AdapterConfig, ...]:
+    return tuple(_scaled_adapter(part) for part in _list(text))
+
+
+def _scaled_adapter(text: str) -> AdapterConfig:
+    name, colon, scale = text.rpartition(":")
+    if not colon or not name:
+        raise ValueError(f"{text!r} is not FILE:SCALE")
+    return AdapterConfig(Path(name), float(number().read(scale)))
+
+
 SWITCH = Kind("", _switch)
 ON_OFF_AUTO = choice("on", "off", "auto")
 CACHE_TYPE = choice("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", metavar="TYPE")
 LOAD_MODE = choice("auto", "none", "mmap", "mlock", "mmap+mlock", metavar="MODE")
 TEXT = Kind("TEXT", str)
 LIST = Kind("A,B,...", _list)
+ADAPTERS = Kind("FILE,...", _adapters)
+SCALED_ADAPTERS = Kind("FILE:SCALE,...", _scaled_adapters)
 ESCAPED = Kind("TEXT", _unescaped)
 PATH = Kind("FILE", Path)
 EXISTING = Kind("FILE", _existing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corral.api.schemas.defaults import Defaults
@@ -11,6 +11,7 @@ from corral.config import (
     MAX_ROWS,
     MAX_SLOTS_UNIFIED,
     MIB,
+    AdapterConfig,
     ContextConfig,
     EngineConfig,
     ModelConfig,
@@ -62,7 +63,14 @@ def _model(args: Parsed, path: Path) -> ModelConfig:
     mode = args["load_mode"]
     use_mmap = mode in ("auto", "mmap", "mmap+mlock") if args["mmap"] is None else args["mmap"]
     use_mlock = mode in ("mlock", "mmap+mlock") if args["mlock"] is None else args["mlock"]
-    return ModelConfig(path, n_gpu_layers=args["gpu_layers"], use_mmap=use_mmap, use_mlock=use_mlock)
+    return ModelConfig(path, args["gpu_layers"], use_mmap, use_mlock, _adapters(args))
+
+
+def _adapters(args: Parsed) -> tuple[AdapterConfig, ...]:
+    """Those of all uses of the two flags, in the order of their ids."""
+    adapters = [adapter for use in (*args["lora"], *args["lora_scaled"]) for adapter in use]
+    is_unapplied = args["lora_init_without_apply"]
+    return tuple(replace(a, scale=0.0) if is_unapplied else a for a in adapters)
 
 
 def _context(args: Parsed, n_slots: int) -> ContextConfig:

@@ -84,7 +84,9 @@ def test_soft_limits_clamp() -> None:
         ({"grammar": {}}, "Field 'grammar': type must be string, but is object"),
         ({"samplers": 3}, "Field 'samplers': type must be array, but is number"),
         ({"seed": "x"}, "Field 'seed': type must be number, but is string"),
-        ({"lora": [{"id": 3, "scale": 1}]}, "Field 'lora': no adapter with id 3 is loaded"),
+        ({"lora": [1]}, "Field 'lora': type must be array of objects with 'id' and 'scale', but is number"),
+        ({"lora": [{"scale": 1}]}, "Field 'lora: id': type must be an integer, but is null"),
+        ({"lora": [{"id": 0, "scale": "x"}]}, "Field 'lora: scale': type must be number, but is string"),
         ({"lora": {}}, "Field 'lora': type must be array, but is object"),
     ],
 )

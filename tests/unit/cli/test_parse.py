@@ -100,7 +100,9 @@ def test_an_unknown_flag_gets_the_nearest_name() -> None:
     assert refusal("--qqqqqqqq") == "unknown flag --qqqqqqqq"
 
 
-@pytest.mark.parametrize("name", ["-hf", "--lora", "--mmproj", "--spec-type", "--spec-draft-n-max", "--embeddings"])
+@pytest.mark.parametrize(
+    "name", ["-hf", "--control-vector", "--mmproj", "--spec-type", "--spec-draft-n-max", "--embeddings"]
+)
 def test_what_only_llama_server_has_is_said_so(name: str) -> None:
     assert refusal(name, "x") == f"{name} is not available in corral yet"
 

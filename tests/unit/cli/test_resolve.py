@@ -30,6 +30,16 @@ def test_without_flags_every_setting_is_its_room_default() -> None:
     assert got.defaults == Defaults()
 
 
+def test_adapters_are_numbered_in_the_order_of_their_ids() -> None:
+    got = settings("--lora", "a.gguf,b.gguf", "--lora-scaled", "c:d.gguf:0.5,e.gguf:-2", "--lora", "f.gguf").model
+    paths = [(str(adapter.path), adapter.scale) for adapter in got.adapters]
+    assert paths == [("a.gguf", 1), ("b.gguf", 1), ("f.gguf", 1), ("c:d.gguf", 0.5), ("e.gguf", -2)]
+    unapplied = settings("--lora", "a.gguf", "--lora-scaled", "b.gguf:3", "--lora-init-without-apply").model
+    assert [adapter.scale for adapter in unapplied.adapters] == [0, 0]
+    with pytest.raises(UsageError, match=r"--lora-scaled: 'a\.gguf' is not FILE:SCALE"):
+        settings("--lora-scaled", "a.gguf")
+
+
 def test_automatic_slots_share_the_context() -> None:
     context = settings("-c", "4096").context
     assert (context.n_slots, context.kv_unified, context.n_rows, context.n_ctx) == (4, True, 16, 4096)

@@ -104,6 +104,7 @@ class NativeDialect:
                 n_discard=params.n_discard,
                 stream=params.stream,
                 timings_per_token=params.timings_per_token,
+                lora=params.lora,
             ),
             "prompt": self._job.tokenizer.detokenize(task.prompt, special=True),
             "has_new_line": result.has_new_line,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from corral.api.schemas.adapters import Scales
 from corral.api.schemas.sampling import RANDOM_SEED
 from corral.tasks import Limits, Sampling
 
@@ -57,6 +58,7 @@ def settings_json(
     n_discard: int = 0,
     stream: bool = False,
     timings_per_token: bool = False,
+    lora: Scales = (),
 ) -> Json:
     """Everything, in llama-server's order. ``seed`` is the one that was used."""
     s = sampling
@@ -87,13 +89,18 @@ def settings_json(
         "timings_per_token": timings_per_token,
         "post_sampling_probs": s.post_sampling_probs,
         "backend_sampling": False,
-        "lora": [],
+        "lora": [{"id": adapter, "scale": scale} for adapter, scale in lora],
     }
 
 
 def public_settings_json(
-    sampling: Sampling, limits: Limits, *, stream: bool = False, timings_per_token: bool = False
+    sampling: Sampling,
+    limits: Limits,
+    *,
+    stream: bool = False,
+    timings_per_token: bool = False,
+    lora: Scales = (),
 ) -> Json:
     """The same without what may show a request's content."""
-    settings = settings_json(sampling, limits, stream=stream, timings_per_token=timings_per_token)
+    settings = settings_json(sampling, limits, stream=stream, timings_per_token=timings_per_token, lora=lora)
     return {name: value for name, value in settings.items() if name not in _PRIVATE}

@@ -22,13 +22,18 @@ INLINE_BYTES = 4096
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     """``read`` of the body's members. Raises InvalidRequest."""
-    try:
-        raw = await request.body()
-    except ClientDisconnect:
-        raise InvalidRequest("the client left before the body was complete") from None
+    raw = await raw_body(request)
     if len(raw) <= INLINE_BYTES:
         return read(Fields(parse_object(raw)))
     return await asyncio.to_thread(lambda: read(Fields(parse_object(raw))))
+
+
+async def raw_body(request: Request) -> bytes:
+    """Raises InvalidRequest if it does not come to its end."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise InvalidRequest("the client left before the body was complete") from None
 
 
 def json_response(body: object) -> Response:

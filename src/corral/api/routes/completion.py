@@ -64,6 +64,7 @@ def _job(
         key=cache_key(request, params.cache_salt),
         special=service.defaults.special,
         borders=borders,
+        adapters=service.adapters.chosen(params.lora),
     )
 
 

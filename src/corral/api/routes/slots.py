@@ -50,7 +50,13 @@ def _task_json(slot: SlotSnapshot, tokenizer: Tokenizer | None) -> Json:
         "n_prompt_tokens": slot.n_tokens,
         "n_prompt_tokens_processed": slot.n_prompt_processed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,
-        "params": settings(task.sampling, task.limits, stream=task.stream, timings_per_token=task.timings_per_token),
+        "params": settings(
+            task.sampling,
+            task.limits,
+            stream=task.stream,
+            timings_per_token=task.timings_per_token,
+            lora=task.lora,
+        ),
         "next_token": [
             {
                 "has_next_token": busy,

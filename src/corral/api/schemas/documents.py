@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 PromptDocument = str | list[int | str | list[int | str]]
+
+
+class AdapterScale(BaseModel):
+    """How strongly a LoRA adapter acts."""
+
+    id: int = Field(ge=0, description="As in GET /lora-adapters.")
+    scale: float = 0.0
+
+
+class AdapterScales(RootModel[list[AdapterScale]]):
+    """POST /lora-adapters."""
 
 
 class CompletionFields(BaseModel):
@@ -54,6 +65,9 @@ class CompletionFields(BaseModel):
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int = Field(-1, ge=-1)
     cache_prompt: bool = True
+    lora: list[AdapterScale] = Field(
+        [], description="LoRA adapters for this request; those not named get scale 0. Empty: the server's default."
+    )
     cache_salt: str = Field("", description="Prefixes are shared only between requests with the same salt.")
     id_slot: int = -1
     return_tokens: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corral.api.schemas.adapters import Scales, read_scales
 from corral.api.schemas.defaults import Defaults
-from corral.api.schemas.fields import Fields, wrong_type
+from corral.api.schemas.fields import Fields
 from corral.api.schemas.sampling import read_sampling
 from corral.config import ServerConfig
 from corral.errors import InvalidRequest
@@ -35,6 +36,7 @@ class Params:
     n_discard: int = 0
     response_fields: tuple[str, ...] = ()
     preserved_tokens: frozenset[Token] = frozenset()
+    lora: Scales = ()
 
 
 def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokenizer: Tokenizer, n_slots: int) -> Params:
@@ -57,6 +59,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         n_discard=fields.integer("n_discard", default=0, low=0),
         response_fields=fields.strings("response_fields") or (),
         preserved_tokens=_preserved(fields, tokenizer),
+        lora=read_scales(fields.array("lora") or []),
         id_slot=_id_slot(fields, n_slots),
         sampling=read_sampling(fields, defaults.sampling, tokenizer),
         limits=_limits(fields, defaults.limits, n_predict),
@@ -108,12 +111,3 @@ def _refuse_constraints(fields: Fields) -> None:
         raise InvalidRequest(f"Field 'response_format': type '{kind}' is not supported yet; use 'grammar'")
     if fields.boolean("grammar_lazy"):
         raise InvalidRequest("Field 'grammar_lazy': grammars with triggers are not supported yet")
-    if lora := fields.array("lora"):
-        _refuse_lora(lora)
-
-
-def _refuse_lora(lora: list[object]) -> None:
-    for entry in lora:
-        if not isinstance(entry, dict):
-            raise wrong_type("lora", "array of objects", entry)
-        raise InvalidRequest(f"Field 'lora': no adapter with id {entry.get('id')} is loaded")

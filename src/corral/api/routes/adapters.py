@@ -1,0 +1,54 @@
+"""GET and POST /lora-adapters: which are loaded, and with which scales requests are answered that name none."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.routes.body import json_response, raw_body
+from corral.api.schemas.adapters import read_scales
+from corral.api.service import Service, service_of
+from corral.engine.adapted import unknown_adapter
+from corral.errors import InvalidRequest
+from corral.ports import AdapterInfo
+
+Json = dict[str, object]
+
+
+async def get_adapters(request: Request) -> Response:
+    """All adapters and their scales now."""
+    service = service_of(request)
+    return json_response([_adapter_json(adapter, service) for adapter in service.runtime.model.adapters])
+
+
+async def post_adapters(request: Request) -> Response:
+    """Set the scales for requests to come; adapters that are not named get 0. Running tasks keep theirs."""
+    service = service_of(request)
+    try:
+        body = orjson.loads(await raw_body(request))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+    if not isinstance(body, list):
+        raise InvalidRequest("Request body must be an array")
+    scales = read_scales(body)
+    n_loaded = len(service.runtime.model.adapters)
+    for adapter, _ in scales:
+        if not 0 <= adapter < n_loaded:
+            raise InvalidRequest(unknown_adapter(adapter, n_loaded))
+    service.adapters.scales = dict(scales)
+    return json_response({"success": True})
+
+
+def _adapter_json(adapter: AdapterInfo, service: Service) -> Json:
+    shown: Json = {
+        "id": adapter.id,
+        "path": adapter.path,
+        "scale": service.adapters.scales.get(adapter.id, 0.0),
+        "task_name": adapter.task_name,
+        "prompt_prefix": adapter.prompt_prefix,
+    }
+    if adapter.invocation:
+        text = service.runtime.model.tokenizer.detokenize(adapter.invocation, special=True)
+        shown |= {"alora_invocation_string": text, "alora_invocation_tokens": adapter.invocation}
+    return shown
