@@ -237,6 +237,10 @@ class Model(Protocol):
         """All that are loaded, by id."""
         ...
 
+    def check_grammar(self, text: str) -> None:
+        """Raises InvalidRequest if no sampler could be made of it. Slow for large ones; from any thread."""
+        ...
+
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> Sampler:
         """libllama's full chain. Raises InvalidRequest if the settings or the grammar do not compile."""
         ...

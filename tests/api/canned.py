@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from corral.config import ServerConfig
 from corral.engine.state import EngineSnapshot, SlotSnapshot, SlotState
+from corral.errors import InvalidRequest
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason, Timings
 from corral.ids import SlotId, TaskId
 from corral.ports import AdapterInfo, MemoryTraits, ModelInfo
@@ -68,6 +70,13 @@ class ByteModel:
     info: ModelInfo = INFO
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     adapters: tuple[AdapterInfo, ...] = ()
+
+    def check_grammar(self, text: str) -> None:
+        if text == "bad":
+            with contextlib.suppress(RuntimeError):  # there is no loop on a worker
+                asyncio.get_running_loop()
+                raise AssertionError("a grammar is checked on the event loop")
+            raise InvalidRequest("bad grammar")
 
 
 def says(text: str, reason: StopReason = StopReason.EOS, word: str = "") -> Script:

@@ -89,6 +89,15 @@ def test_a_failure_in_a_whole_reply_has_its_status(http: httpx.Client, engine: C
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_grammar_is_checked_on_a_worker_before_the_engine_hears_of_it(
+    http: httpx.Client, engine: CannedEngine, path: str
+) -> None:
+    response = http.post(path, json={**BODY, "grammar": "bad"})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "bad grammar")
+    assert engine.tasks == []
+
+
 def test_one_failed_choice_cancels_the_others(http: httpx.Client, engine: CannedEngine) -> None:
     def script(task: Task) -> list[Event]:
         return [Failed(task.id, ServerError("no"))] if task.index else [started(task)]

@@ -211,7 +211,8 @@ def _grammar(args: Parsed) -> str:
         if text:
             check_grammar(text)
     except InvalidRequest as error:
-        raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
+        reason = str(error).removeprefix("Failed to initialize samplers: ")
+        raise UsageError(f"--{name.replace('_', '-')}: {reason}") from None
     return text
 
 

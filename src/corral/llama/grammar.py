@@ -17,13 +17,14 @@ MAX_LEFTMOST = 5_000  # ways to begin a rule; libllama walks all of them at once
 MAX_EMPTY = 64  # ways through parts in a row that may be empty: its third power is the cost of a token
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def check_grammar(text: str) -> frozenset[str]:
     """The texts of ``<token>``, each of which must be one token of the vocabulary.
 
     Raises InvalidRequest if ``text`` is not a grammar with a rule ``root`` that libllama can take.
 
-    What passed last is remembered: siblings of one request and requests of one program share a grammar.
+    What passed last is remembered: it is asked for before the engine and again in it, and requests of one program share
+    a grammar.
     """
     if len(text) > MAX_CHARS:
         raise bad_grammar(f"it has {len(text)} characters; at most {MAX_CHARS} are possible")

@@ -17,6 +17,7 @@ from corral.llama import library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
+from corral.llama.grammar import check_grammar
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.ports import AdapterInfo, ModelInfo
@@ -81,6 +82,10 @@ class LlamaModel:
         context = LlamaContext(self._handle, config, self._adapters)
         self._contexts.add(context)
         return context
+
+    def check_grammar(self, text: str) -> None:
+        if text:
+            check_grammar(text)
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SamplerChain:
         return SamplerChain(self._vocab, self._info, sampling, seed, n_ctx_train)

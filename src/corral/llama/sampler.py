@@ -156,7 +156,7 @@ def _nothing_left(logits: Logits, sampling: Sampling) -> CorralError:
         return ServerError("the model's logits are not numbers")
     bans = [name for name in ("logit_bias", "ignore_eos") if getattr(sampling, name)]
     if bans:
-        return InvalidRequest(f"no token is left: {' and '.join(bans)} ban all that the grammar allows next")
+        return InvalidRequest(f"no token is left: all that the grammar allows next is banned ({' and '.join(bans)})")
     return InvalidRequest("no token is left: none of the vocabulary is what the grammar wants next")
 
 

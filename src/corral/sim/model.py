@@ -90,6 +90,10 @@ class SimModel:
             faults or Faults(),
         )
 
+    def check_grammar(self, text: str) -> None:
+        if text:
+            literal_tokens(text, self._tokenizer)
+
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SimSampler:
         """Raises InvalidRequest for a grammar that is not one literal."""
         forced = literal_tokens(sampling.grammar, self._tokenizer) if sampling.grammar else ()

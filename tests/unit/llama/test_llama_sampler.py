@@ -180,7 +180,9 @@ def test_the_prompt_does_not_advance_a_grammar(model, sampler):
 def test_a_grammar_at_its_end_with_the_end_banned_is_an_error(sampler):
     stuck = sampler(grammar='root ::= "a"', ignore_eos=True)
     stuck.pick(logits(0))
-    with pytest.raises(InvalidRequest, match=r"^no token is left: ignore_eos ban all that the grammar allows"):
+    with pytest.raises(
+        InvalidRequest, match=r"^no token is left: all that the grammar allows next is banned .ignore_eos."
+    ):
         stuck.pick(logits(1))
 
 
@@ -188,7 +190,7 @@ def test_a_grammar_at_its_end_with_the_end_banned_is_an_error(sampler):
 def test_a_grammar_whose_tokens_are_all_banned_is_an_error(model, sampler, settings):
     bans = tuple((t, -math.inf) for t in range(354) if model.tokenizer.piece(t, special=False) == b"a")
     stuck = sampler(grammar='root ::= "a"', logit_bias=bans, **settings)
-    with pytest.raises(InvalidRequest, match=r"^no token is left: logit_bias ban"):
+    with pytest.raises(InvalidRequest, match=r"^no token is left: .* is banned .logit_bias."):
         stuck.pick(logits(0))
 
 

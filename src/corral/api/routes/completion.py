@@ -14,7 +14,7 @@ from corral.api.job import Job, make_job
 from corral.api.reply import Dialect, StreamReply, WholeReply
 from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.routes.body import read_body
-from corral.api.schemas.chat import read_chat
+from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
@@ -34,7 +34,7 @@ async def completions(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     """Answer a conversation; OpenAI's format."""
     service = service_of(request)
-    asked = await read_body(request, lambda fields: read_chat(fields, service))
+    asked = await read_body(request, lambda fields: _read_chat(fields, service))
     job = _job(request, service, [asked.prompt], asked.params, asked.borders)
     return _reply(request, service, job, ChatDialect(job, asked.echo))
 
@@ -49,7 +49,15 @@ async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Resp
 def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
     tokenizer = service.runtime.model.tokenizer
     prompts = read_prompts(fields, tokenizer)
-    return prompts, read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
+    params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
+    service.runtime.model.check_grammar(params.sampling.grammar)
+    return prompts, params
+
+
+def _read_chat(fields: Fields, service: Service) -> Chat:
+    asked = read_chat(fields, service)
+    service.runtime.model.check_grammar(asked.params.sampling.grammar)
+    return asked
 
 
 def _job(
