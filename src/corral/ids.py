@@ -17,6 +17,9 @@ RowId = NewType("RowId", int)
 SnapshotId = NewType("SnapshotId", int)
 """A row kept as bytes outside the context. Never reused within a process."""
 
+TenantId = NewType("TenantId", str)
+"""Who is served: one for each API key, made from its hash. Never the key itself."""
+
 CacheKey = NewType("CacheKey", str)
 """Whose prefix it is: tenant, salt and adapter set. Prefixes of different keys never meet."""
 

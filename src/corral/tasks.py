@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
-from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, Token
+from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, TenantId, Token
 
 
 class TaskKind(Enum):
@@ -125,6 +125,12 @@ class Limits:
 NO_KEY = CacheKey("")
 """Everyone's prefixes, where there are no tenants."""
 
+NOBODY = TenantId("")
+"""Everyone, where there are no API keys."""
+
+MAX_PRIORITY = 100
+"""Priorities are -MAX_PRIORITY to MAX_PRIORITY."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
@@ -132,8 +138,9 @@ class Task:
 
     ``parent``: with n > 1 the id of the first sibling, whose prompt this one shares; siblings are submitted together
     and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
-    offers a prefix. ``borders`` are the positions in the prompt at which messages begin, if it has any. ``special``
-    prints control tokens as text; those in ``preserved_tokens`` are always printed. ``stream``: for those who look on.
+    offers a prefix. ``priority``: higher is more urgent. ``weight`` > 0: the tenant's share of what all get.
+    ``borders`` are the positions in the prompt at which messages begin, if it has any. ``special`` prints control
+    tokens as text; those in ``preserved_tokens`` are always printed. ``stream``: for those who look on.
 
     ``adapters`` act from token ``n_base`` on, which the engine finds when the task is submitted; ``lora`` is how the
     request named them, to be shown.
@@ -146,6 +153,9 @@ class Task:
     limits: Limits = field(default_factory=Limits)
     cache_key: CacheKey = NO_KEY
     cache_prompt: bool = True
+    tenant: TenantId = NOBODY
+    weight: float = 1.0
+    priority: int = 0
     id_slot: SlotId | None = None
     index: int = 0
     parent: TaskId | None = None

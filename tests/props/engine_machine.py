@@ -22,7 +22,7 @@ from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
 from corral.engine.slot import PRIVATE
 from corral.errors import DecodeFailed, ExceedContext
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason
-from corral.ids import AdapterId, AdapterSet, CacheKey, RowId, SlotId, TaskId, Token
+from corral.ids import AdapterId, AdapterSet, CacheKey, RowId, SlotId, TaskId, TenantId, Token
 from corral.ports import AdapterInfo, DecodeStatus, Picked
 from corral.sim.clock import VirtualClock
 from corral.sim.context import Faults, SimContext
@@ -43,6 +43,7 @@ MODEL = SimModel(
     )
 )
 EOG = MODEL.info.eog_tokens
+WEIGHTS = {"": 1.0, "a": 1.0, "b": 3.0}
 STEMS = [tuple(Random(i).choices(range(97, 100), k=1000)) for i in range(3)]
 """Prompts of one stem begin alike; those of different stems part after a few tokens or at once."""
 
@@ -72,6 +73,9 @@ class Setup:
     min_reuse: int = 1
     cont_batching: bool = True
     with_adapters: bool = False
+    shared_cache: bool = False
+    park_min_tokens: int = 4
+    priority_age_ms: float = 10_000.0
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
 
@@ -93,7 +97,9 @@ class Submit:
     tail: tuple[Token, ...] = ()
     n_predict: int = 4
     n: int = 1
-    key: str = ""
+    salt: str = ""
+    tenant: str = ""
+    priority: int = 0
     cache_prompt: bool = True
     id_slot: int | None = None
     stop: str = ""
@@ -167,6 +173,9 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         min_reuse=draw(st.sampled_from([1, 1, 8])),
         cont_batching=draw(st.integers(0, 7)) > 0,
         with_adapters=draw(st.booleans()),
+        shared_cache=draw(st.booleans()),
+        park_min_tokens=draw(st.sampled_from([0, 1, 4, 12])),
+        priority_age_ms=draw(st.sampled_from([20.0, 200.0, 10_000.0])),
         faults=tuple(sorted(faults.items())),
         bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
     )
@@ -182,7 +191,9 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         tail=draw(st.one_of(st.just(()), TAILS)),
         n_predict=draw(st.one_of(st.integers(0, 30), st.just(-1))),
         n=draw(st.one_of(st.just(1), st.integers(1, setup.n_slots))),
-        key=draw(st.sampled_from(["", "", "other"])),
+        salt=draw(st.sampled_from(["", "", "", "other"])),
+        tenant=draw(st.sampled_from(["", "a", "b"])),
+        priority=draw(st.sampled_from([0, 0, 0, 1, 5, -3])),
         cache_prompt=draw(st.integers(0, 7)) > 0,
         id_slot=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))),
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
@@ -313,6 +324,8 @@ class Player:
             cont_batching=setup.cont_batching,
             min_shared_prefill=setup.min_shared_prefill,
             min_reuse=setup.min_reuse,
+            park_min_tokens=setup.park_min_tokens,
+            priority_age_ms=setup.priority_age_ms,
             audit=True,
         )
         self.engine = Engine(MODEL, self.context, clock, scheduling)
@@ -339,10 +352,15 @@ class Player:
     def reply(self, op: Reply) -> None:
         if self.finished:
             task, end = list(self.finished.values())[op.which % len(self.finished)]
-            turn = Submit(n_predict=op.n_predict, key=task.cache_key, adapters=task.adapters)
-            self._submit(turn, (task.prompt + end.tokens + op.tail)[: self.setup.n_ctx - 1])
+            turn = Submit(n_predict=op.n_predict, tenant=task.tenant, priority=task.priority, adapters=task.adapters)
+            prompt = (task.prompt + end.tokens + op.tail)[: self.setup.n_ctx - 1]
+            self._submit(turn, prompt, task.cache_key)
 
-    def _submit(self, op: Submit, prompt: tuple[Token, ...]) -> list[TaskId]:
+    def _cache_key(self, op: Submit) -> CacheKey:
+        tenant = "" if self.setup.shared_cache else op.tenant
+        return CacheKey(f"{tenant}:{op.salt}" if tenant or op.salt else "")
+
+    def _submit(self, op: Submit, prompt: tuple[Token, ...], key: CacheKey | None = None) -> list[TaskId]:
         parent = TaskId(self.n_tasks + 1)
         sampling = [
             Sampling(temperature=0.0) if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)
@@ -353,7 +371,10 @@ class Player:
                 prompt,
                 sampling=sampling[i],
                 limits=Limits(n_predict=op.n_predict, stop=(op.stop,) if op.stop else ()),
-                cache_key=CacheKey(op.key),
+                cache_key=self._cache_key(op) if key is None else key,
+                tenant=TenantId(op.tenant),
+                weight=WEIGHTS[op.tenant],
+                priority=op.priority,
                 cache_prompt=op.cache_prompt,
                 id_slot=None if op.id_slot is None else SlotId(op.id_slot % self.setup.n_slots),
                 index=i,

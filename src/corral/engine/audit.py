@@ -31,7 +31,7 @@ def check_progress(books: Books, plan: Plan) -> None:
     """With work to do there was something to do, or each task has a reason to wait. And somebody must be moving."""
     if not plan.is_empty:
         return
-    for waiting in books.waiting:
+    for waiting in (*books.waiting, *books.held):
         assert all(t.id in plan.deferrals for t in waiting.group), f"{waiting.group[0].id} waits without a reason"
     assert all(s.is_idle for s in books.slots), f"nothing moves: {[s.state.value for s in books.slots]}"
 
@@ -62,8 +62,11 @@ def _check_context(books: Books, context: Context) -> None:
 
 
 def _check_tasks(books: Books) -> None:
+    for held in books.held:
+        work = held.generation
+        assert work is not None and held.group == (work.task,), f"{held.group} is held without its generation"
+        assert work.computed == 0, f"task {work.task.id} is held and {work.computed} of its tokens are in a row"
     running = [s.work.task.id for s in books.slots if s.generation]
-    waiting = [t.id for w in books.waiting for t in w.group]
-    places = Counter(running + waiting)
+    places = Counter([*running, *(t.id for t in books.queued())])
     assert all(n == 1 for n in places.values()), f"tasks in several places: {places}"
     assert set(places) == set(books.samplers), "samplers of other tasks than those that are there"

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from corral.config import EngineConfig
 from corral.engine.cost import CostModel
 from corral.engine.draft import View, Waiting
+from corral.engine.fair import Shares
 from corral.engine.ledger import KvLedger
 from corral.engine.metrics import Metrics
 from corral.engine.sampling import RowSampler
-from corral.engine.slot import Slot
+from corral.engine.slot import Generation, Slot
 from corral.engine.snapshots import SnapshotStore
 from corral.engine.turns import Turns
 from corral.ids import CacheKey, SlotId, TaskId
 from corral.ports import MemoryTraits
+from corral.tasks import Task
 
 
 @dataclass(slots=True, eq=False)
 class Books:
     """One engine's state.
 
-    ``samplers`` of every task that waits or runs. ``discarded``: keys whose prefixes nobody may use any more.
-    ``n_margin`` and ``n_no_room``: cells to leave free, and passes in a row that found no room. ``gap_rent_ms``: what
-    gaps between busy rows have cost since they opened. ``n_admitted`` is the serial of the youngest generation.
+    ``held``: tasks that were parked and left their slots to others. ``samplers`` of every task that is somewhere.
+    ``discarded``: keys whose prefixes nobody may use any more. ``n_margin`` and ``n_no_room``: cells to leave free, and
+    passes in a row that found no room. ``gap_rent_ms``: what gaps between busy rows have cost since they opened.
+    ``n_admitted`` is the serial of the youngest generation.
     """
 
     config: EngineConfig
@@ -35,6 +39,8 @@ class Books:
     metrics: Metrics = field(default_factory=Metrics)
     turns: Turns = field(default_factory=Turns)
     waiting: list[Waiting] = field(default_factory=list)
+    held: list[Waiting] = field(default_factory=list)
+    shares: Shares = field(default_factory=Shares)
     samplers: dict[TaskId, RowSampler] = field(default_factory=dict)
     discarded: list[CacheKey] = field(default_factory=list)
     next_snapshot: int = 0
@@ -50,7 +56,8 @@ class Books:
         if traits.n_rows < config.n_slots:
             raise ValueError(f"{config.n_slots} slots need as many rows, the context has {traits.n_rows}")
         slots = [Slot(SlotId(i)) for i in range(config.n_slots)]
-        return Books(config, traits, KvLedger(traits), CostModel(traits), slots)
+        shares = Shares(config.priority_age_ms)
+        return Books(config, traits, KvLedger(traits), CostModel(traits), slots, shares=shares)
 
     @property
     def n_ctx_slot(self) -> int:
@@ -60,7 +67,7 @@ class Books:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something: a task is there, or a prefix is to be forgotten."""
-        return bool(self.waiting or self.discarded) or any(not s.is_idle for s in self.slots)
+        return bool(self.waiting or self.held or self.discarded) or any(not s.is_idle for s in self.slots)
 
     def view(self, now_ms: float) -> View:
         """What the planner may depend on."""
@@ -76,7 +83,18 @@ class Books:
             n_margin=self.n_margin,
             gap_rent_ms=self.gap_rent_ms,
             discarded=tuple(self.discarded),
+            held=self.held,
+            shares=self.shares,
         )
+
+    def generations(self) -> Iterator[Generation]:
+        """Of all tasks that were admitted and have not ended, in slots and held."""
+        yield from (s.generation for s in self.slots if s.generation)
+        yield from (w.generation for w in self.held if w.generation)
+
+    def queued(self) -> Iterator[Task]:
+        """All tasks without a slot."""
+        return (task for waiting in (*self.held, *self.waiting) for task in waiting.group)
 
     def forget_memory(self) -> None:
         """All rows are empty and nothing is kept in RAM. For idle slots only."""

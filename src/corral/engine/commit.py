@@ -19,7 +19,7 @@ from corral.ports import DecodeStatus
 log = logging.getLogger("corral.engine")
 
 MAX_NO_ROOM = 4
-"""Passes in a row without room, each with a larger margin, before the youngest task of the batch is given up."""
+"""Passes in a row without room, each with a larger margin, before the youngest task of the least urgent is given up."""
 
 
 class Commit:
@@ -31,6 +31,8 @@ class Commit:
 
     def record(self, plan: Plan, outcome: Outcome, start_ms: float) -> None:
         """Make the books say what happened."""
+        for slot in plan.holds:
+            self._life.hold(self._books.slots[slot], start_ms)
         for admission in plan.admissions:
             self._life.admit(admission, start_ms)
         self._count_overtaken(plan.admissions)
@@ -112,7 +114,7 @@ class Commit:
             case Begin(slot, row, n_reused):
                 self._life.begin(books.slots[slot], books.ledger.lease(row), n_reused, now_ms)
             case Park(slot):
-                self._life.park(books.slots[slot])
+                self._life.park(books.slots[slot], now_ms)
             case Relocate(slot, row):
                 moved = books.slots[slot]
                 assert moved.lease is not None
@@ -173,8 +175,9 @@ class Commit:
         books.n_margin += plan.n_tokens
         log.warning("no room for a batch of %d tokens; margin is now %d cells", plan.n_tokens, books.n_margin)
         if books.n_no_room >= MAX_NO_ROOM:
-            youngest = max((books.slots[s.slot] for s in plan.spans), key=lambda slot: slot.work.serial)
-            self._life.fail(youngest, DecodeFailed("Context size has been exceeded."))
+            slots = (books.slots[s.slot] for s in plan.spans)
+            last = max(slots, key=lambda slot: (-slot.work.urgency, slot.work.serial))
+            self._life.fail(last, DecodeFailed("Context size has been exceeded."))
             books.n_margin = books.n_no_room = 0
 
     def _failure(self, plan: Plan, outcome: Outcome) -> None:

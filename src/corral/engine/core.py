@@ -69,7 +69,9 @@ class Engine:
             self._life.events.extend(_nothing(task) for task in group)
             return
         books.samplers.update(samplers)
-        books.waiting.append(Waiting(group, self._clock.now_ms()))
+        now_ms = self._clock.now_ms()
+        books.shares.arrive(group[0], books.queued(), now_ms)
+        books.waiting.append(Waiting(group, now_ms))
 
     def _check(self, group: TaskGroup) -> None:
         """Raises the error of a group that can never run, or not now."""
@@ -126,6 +128,8 @@ class Engine:
         for slot in books.slots:
             if slot.generation and slot.work.task.id in gone:
                 self._life.cancel(slot)
+        for held in [w for w in books.held if w.group[0].id in gone]:
+            self._life.drop(held)
         for waiting in books.waiting:
             for task in waiting.group:
                 if task.id in gone:
@@ -186,7 +190,7 @@ class Engine:
     def fail_all(self, error: CorralError) -> list[Event]:
         """Every task fails, and nothing in memory is trusted any more: what is left to do after a fault of our own."""
         books = self.books
-        tasks = [t.id for w in books.waiting for t in w.group]
+        tasks = [t.id for t in books.queued()]
         tasks += [s.work.task.id for s in books.slots if s.generation]
         tasks += self._slot_work.waiting()
         self.cancel(tasks)

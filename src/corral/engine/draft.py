@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from corral.config import EngineConfig
 from corral.engine.adapted import marked
 from corral.engine.cost import NO_FEATURES, CostModel, Features
+from corral.engine.fair import Shares
 from corral.engine.ledger import KvLedger
 from corral.engine.plan import (
     Action,
@@ -23,20 +24,37 @@ from corral.engine.plan import (
     Relocate,
     SlotSpan,
 )
-from corral.engine.slot import Slot, group_of, prefix_key
+from corral.engine.slot import Generation, Slot, group_of, prefix_key
+from corral.engine.state import SlotState
 from corral.engine.turns import Turns
 from corral.ids import AdapterSet, CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
 from corral.ops import Checkpoint, Drop, Op, Save
 from corral.tasks import Task, TaskGroup
 
+NEWEST = 1 << 62
+"""The serial of a task that is just being admitted."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Waiting:
-    """A group in the queue. ``n_overtaken`` counts admissions of groups that came later."""
+    """A group in the queue, or a held task with its ``generation``: it was parked and has no slot.
+
+    ``n_overtaken`` counts admissions of groups that came later.
+    """
 
     group: TaskGroup
     queued_ms: float
     n_overtaken: int = 0
+    generation: Generation | None = None
+
+    @property
+    def priority(self) -> int:
+        return self.group[0].priority
+
+    @property
+    def serial(self) -> int:
+        """Age among held tasks."""
+        return self.generation.serial if self.generation else NEWEST
 
     @property
     def names_slot(self) -> bool:
@@ -62,11 +80,13 @@ class View:
     n_margin: int = 0
     gap_rent_ms: float = 0.0
     discarded: Sequence[CacheKey] = ()
+    held: Sequence[Waiting] = ()
+    shares: Shares = field(default_factory=Shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A task that is bound to a slot and has no row. In order of age. ``tokens`` are marked (``adapted``)."""
+    """A task that is bound to a slot and has no row. ``tokens`` are marked (``adapted``)."""
 
     slot: SlotId
     task: Task
@@ -74,6 +94,8 @@ class Want:
     n_decoded: int
     key: CacheKey
     group: TaskId
+    urgency: int = 0
+    serial: int = NEWEST
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +114,9 @@ class Draft:
     others_stream: bool = False
     ledger: KvLedger = field(init=False)
     actions: list[Action] = field(default_factory=list)
+    holds: list[SlotId] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
+    admitted: list[Waiting] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     waits: list[SlotId] = field(default_factory=list)
     deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
@@ -114,8 +138,7 @@ class Draft:
 
     def act(self, effect: Effect, *ops: Op) -> None:
         """Add an action and show its effect on the fork of the ledger."""
-        if not self._forked:
-            self.ledger, self._forked = self.view.ledger.fork(), True
+        self._fork()
         for op in ops:
             self.ledger.apply(op, self._n_bytes(op))
         match effect:
@@ -132,6 +155,24 @@ class Draft:
             case Evict() | Keep() | Arrange():
                 pass
         self.actions.append(Action(effect, ops))
+
+    def _fork(self) -> None:
+        if not self._forked:
+            self.ledger, self._forked = self.view.ledger.fork(), True
+
+    def hold(self, slot: Slot) -> None:
+        """The slot's task gives its row back and leaves: from here on the view shows an idle slot."""
+        if slot.lease is not None:
+            self._fork()
+            self.ledger.release(slot.lease)
+        self.holds.append(slot.id)
+        self.deferrals[slot.work.task.id] = Deferral.NO_SLOT
+        self._show(Slot(slot.id, last_used=slot.last_used))
+
+    def _show(self, slot: Slot) -> None:
+        slots = list(self.view.slots)
+        slots[slot.id] = slot
+        self.view = replace(self.view, slots=slots)
 
     def _release(self, slot: SlotId) -> None:
         lease = self.view.slots[slot].lease
@@ -156,9 +197,16 @@ class Draft:
         self._n_snapshots += 1
         return SnapshotId(self.view.next_snapshot + self._n_snapshots - 1)
 
-    def admit(self, task: Task, slot: SlotId) -> None:
-        self.admissions.append(Admission(task.id, slot))
-        self.wants.append(Want(slot, task, marked(task), 0, prefix_key(task), group_of(task)))
+    def admit(self, task: Task, slot: SlotId, urgency: int) -> None:
+        """A task of the queue gets an idle slot."""
+        self.admissions.append(Admission(task.id, slot, urgency))
+        self.wants.append(Want(slot, task, marked(task), 0, prefix_key(task), group_of(task), urgency))
+
+    def resume(self, work: Generation, slot: SlotId, urgency: int) -> None:
+        """A held task gets an idle slot: from here on the view shows it parked there."""
+        shown = Slot(slot, SlotState.PARKED, generation=replace(work, urgency=max(urgency, work.urgency)))
+        self.admissions.append(Admission(work.task.id, slot, shown.work.urgency))
+        self._show(shown)
 
     def row_of(self, slot: Slot) -> RowId | None:
         """The slot's row once the plan's actions are done."""
@@ -174,14 +222,15 @@ class Draft:
         return begun.n_reused if begun else slot.work.computed
 
     def holding(self) -> list[Slot]:
-        """Slots that held a row before this plan and still do, oldest first."""
+        """Slots that held a row before this plan and still do; the last are the first to give it up."""
         slots = [s for s in self.view.slots if s.lease is not None and s.id not in self.parked]
-        return sorted(slots, key=lambda s: s.work.serial)
+        return sorted(slots, key=lambda s: standing(self.view, s))
 
     def finish(self) -> Plan:
         if self.transient:
             self.act(Evict(kept=False), *(Drop(s) for s in self.transient))
         return Plan(
+            holds=tuple(self.holds),
             admissions=tuple(self.admissions),
             waits=tuple(self.waits),
             actions=tuple(self.actions),
@@ -196,4 +245,10 @@ class Draft:
 def want_of(slot: Slot) -> Want:
     """What a busy slot wants computed."""
     work = slot.work
-    return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group)
+    return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group, work.urgency, work.serial)
+
+
+def standing(view: View, slot: Slot) -> tuple[int, float, int]:
+    """Who of the running gives way first: the greatest. By urgency, then fair share, then age."""
+    work = slot.work
+    return -work.urgency, view.shares.counter(work.task), work.serial

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corral.engine.adapted import marked, marked_token, plain
 from corral.engine.books import Books
+from corral.engine.draft import Waiting
 from corral.engine.ledger import Lease
 from corral.engine.plan import Admission
 from corral.engine.slot import PRIVATE, Generation, Memory, Slot
@@ -27,8 +28,12 @@ class Life:
     # --- beginnings ------------------------------------------------------------------------------------------------
 
     def admit(self, admission: Admission, now_ms: float) -> None:
-        """The task leaves the queue for an idle slot."""
+        """The task leaves the queue for an idle slot, or goes on there if it was held."""
         books, slot = self._books, self._books.slots[admission.slot]
+        held = next((w for w in books.held if w.group[0].id == admission.task), None)
+        if held is not None:
+            self._resume(held, slot, admission.urgency, now_ms)
+            return
         waiting, task = next((w, t) for w in books.waiting for t in w.group if t.id == admission.task)
         waiting.group = tuple(t for t in waiting.group if t is not task)
         if not waiting.group:
@@ -45,13 +50,29 @@ class Life:
             text=TextStream(task.limits),
             n_prompt=len(task.prompt),
             seed=books.samplers[task.id].seed,
+            urgency=admission.urgency,
+            rowless_ms=now_ms,
         )
+        books.shares.admitted(task, now_ms)
         books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
+
+    def _resume(self, held: Waiting, slot: Slot, urgency: int, now_ms: float) -> None:
+        work = held.generation
+        assert work is not None
+        self._books.held.remove(held)
+        slot.move(SlotState.PARKED)
+        slot.generation, slot.last_task, slot.memory = work, work.task, None
+        work.urgency, work.n_start, work.rowless_ms = urgency, work.n_decoded, now_ms
+        self._books.shares.admitted(work.task, now_ms)
 
     def begin(self, slot: Slot, lease: Lease, n_reused: int, now_ms: float) -> None:
         """The slot has a row that holds the first ``n_reused`` tokens."""
         work = slot.work
-        slot.lease, work.computed = lease, n_reused
+        slot.lease, work.computed, work.n_start = lease, n_reused, work.n_decoded
+        # Who passed others by waiting is not parked for them at once.
+        aged = work.urgency + int((now_ms - work.rowless_ms) / self._books.config.priority_age_ms)
+        others = (s.work.urgency for s in self._books.slots if s.generation)
+        work.urgency = max(work.urgency, min(aged, max(others)))
         slot.move(SlotState.PROCESSING_PROMPT)
         if work.n_decoded and work.n_pending == 1:  # parked and nothing was lost, or a sibling forked from its parent
             slot.move(SlotState.DONE_PROMPT)
@@ -68,13 +89,29 @@ class Life:
         if work.task.return_progress:
             self.events.append(Progress(work.task.id, work.n_prompt, work.n_cached, work.n_cached, 0.0))
 
-    def park(self, slot: Slot) -> None:
+    def park(self, slot: Slot, now_ms: float) -> None:
         """The slot gives its row back and goes on later where it is."""
-        self._release(slot)
-        slot.work.computed = 0
-        slot.work.n_parked += 1
+        self._give_up_row(slot, now_ms)
         slot.move(SlotState.PARKED)
-        self._books.metrics.add("n_parked")
+
+    def hold(self, slot: Slot, now_ms: float) -> None:
+        """The task leaves its slot to another one, and goes on in whichever it gets later."""
+        books, work = self._books, slot.work
+        slot.memory = self._memory(work)
+        self._give_up_row(slot, now_ms)
+        books.shares.arrive(work.task, books.queued(), now_ms)
+        books.held.append(Waiting((work.task,), now_ms, generation=work))
+        self._vacate(slot)
+
+    def _give_up_row(self, slot: Slot, now_ms: float) -> None:
+        work = slot.work
+        if slot.lease is not None:
+            self._release(slot)
+            work.rowless_ms = now_ms
+        work.computed = 0
+        if slot.state is not SlotState.PARKED:
+            work.n_parked += 1
+            self._books.metrics.add("n_parked")
 
     # --- computing -------------------------------------------------------------------------------------------------
 
@@ -86,7 +123,9 @@ class Life:
             return
         n_seen = min(work.computed, work.n_prompt)
         if n_seen > work.n_prompt_seen:
-            self._books.metrics.add("n_prompt", n_seen - max(work.n_prompt_seen, work.n_cached))
+            n_new = n_seen - max(work.n_prompt_seen, work.n_cached)
+            self._books.metrics.add("n_prompt", n_new)
+            self._books.shares.charge(work.task, n_new)
             work.n_prompt_seen = n_seen
             if work.task.return_progress:
                 time_ms = now_ms - work.begun_ms
@@ -105,8 +144,10 @@ class Life:
     def share_prompt(self, slot: Slot, parent: Slot) -> None:
         """A sibling shows the prompt figures of the one that computed it, and draws from its logits."""
         work = slot.work
-        work.n_cached, work.begun_ms = parent.work.n_cached, parent.work.begun_ms
         work.n_prompt_seen = work.n_prompt
+        if work.n_cached >= 0:  # it had begun on its own, and was parked
+            return
+        work.n_cached, work.begun_ms = parent.work.n_cached, parent.work.begun_ms
         self.events.append(Started(work.task.id, slot.id, work.n_prompt, work.n_cached))
 
     def token(self, slot: Slot, picked: Picked, now_ms: float) -> None:
@@ -116,6 +157,7 @@ class Life:
             slot.move(SlotState.GENERATING)
         self._time_token(work, now_ms)
         work.tokens.append(marked_token(work.task, picked.token))
+        self._books.shares.charge(work.task, 1)
         probs = self._probs(work, picked)
         piece = self._push(work, picked.token, probs)
         reason = self._reason(work, picked.token, now_ms)
@@ -209,18 +251,37 @@ class Life:
         self._books.metrics.add("n_cancelled")
         self._leave(slot)
 
+    def drop(self, held: Waiting) -> None:
+        """The held task ends and nobody wants to hear of it."""
+        assert held.generation is not None
+        self._books.metrics.add("n_cancelled")
+        self._books.held.remove(held)
+        self._forget(held.generation)
+
     def _leave(self, slot: Slot) -> None:
-        books, work = self._books, slot.work
-        if work.computed and not work.key.startswith(PRIVATE):
-            slot.memory = Memory(work.key, work.tokens[: work.computed])
+        work = slot.work
+        slot.memory = self._memory(work)
         if slot.lease is not None:
             self._release(slot)
-        books.n_released += 1
-        slot.last_used = books.n_released
-        books.close_sampler(work.task.id)
+        self._vacate(slot)
+        self._forget(work)
+
+    def _memory(self, work: Generation) -> Memory | None:
+        if not work.computed or work.key.startswith(PRIVATE):
+            return None
+        return Memory(work.key, work.tokens[: work.computed])
+
+    def _vacate(self, slot: Slot) -> None:
+        self._books.n_released += 1
+        slot.last_used = self._books.n_released
         slot.generation = None
         slot.move(SlotState.IDLE)
-        if work.key.startswith(PRIVATE) and not any(s.generation and s.work.key == work.key for s in books.slots):
+
+    def _forget(self, work: Generation) -> None:
+        """The task has ended and is nowhere any more."""
+        books = self._books
+        books.close_sampler(work.task.id)
+        if work.key.startswith(PRIVATE) and not any(other.key == work.key for other in books.generations()):
             books.discarded.append(work.key)
 
     def _release(self, slot: Slot) -> None:

@@ -24,10 +24,11 @@ class Deferral(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A task is bound to an idle slot."""
+    """A task from the queue or a held one is bound to an idle slot, and runs with this urgency."""
 
     task: TaskId
     slot: SlotId
+    urgency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,13 @@ class SlotSpan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: admissions, then actions in order, then one forward pass over ``spans`` (ascending rows).
+    """One step: tasks of ``holds`` leave their slots, admissions, actions in order, one forward pass over ``spans``.
 
-    All spans are computed with ``adapters``.
-
-    ``shape`` is what the cost model sees of the pass, which it expects to take ``expected_ms``.
+    All spans are computed with ``adapters``, in ascending order of rows. ``shape`` is what the cost model sees of the
+    pass, which it expects to take ``expected_ms``.
     """
 
+    holds: tuple[SlotId, ...] = ()
     admissions: tuple[Admission, ...] = ()
     waits: tuple[SlotId, ...] = ()
     actions: tuple[Action, ...] = ()
@@ -119,4 +120,4 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Nothing to carry out and nothing to record."""
-        return not (self.admissions or self.waits or self.actions or self.spans)
+        return not (self.holds or self.admissions or self.waits or self.actions or self.spans)

@@ -52,15 +52,21 @@ def reclaim(draft: Draft, n_needed: int) -> bool:
 
 
 def reclaim_or_park(draft: Draft, n_needed: int, keep: Slot | None = None) -> bool:
-    """As ``reclaim``, then park the youngest slots that hold a row: only those younger than ``keep``."""
+    """As ``reclaim``, then park slots that hold a row, the last of ``draft.holding`` first, but not ``keep``."""
     while not reclaim(draft, n_needed):
         holding = draft.holding()
-        youngest = holding[-1] if holding else None
-        if youngest is None or youngest is keep or (keep is None and len(holding) == 1):
+        if not holding or holding[-1] is keep or (keep is None and len(holding) == 1):
             return False
-        if keep is not None and youngest.work.serial < keep.work.serial:
-            return False
-        draft.act(Park(youngest.id))
+        draft.act(Park(holding[-1].id))
+    return True
+
+
+def park_lower(draft: Draft, urgency: int) -> bool:
+    """Park the first to give way of those that hold a row and are less urgent than this; False if there is none."""
+    holding = draft.holding()
+    if not holding or holding[-1].work.urgency >= urgency:
+        return False
+    draft.act(Park(holding[-1].id))
     return True
 
 
@@ -153,7 +159,10 @@ def enforce_budget(draft: Draft) -> None:
 
 
 def secure_decoding(draft: Draft) -> None:
-    """See to it that each generating slot finds a cell in a shared pool; else the youngest slots are parked."""
+    """See to it that each generating slot finds a cell in a shared pool.
+
+    Else those are parked that come last in urgency, fair share and age.
+    """
     if not draft.ledger.traits.shared_cells:
         return
     while True:

@@ -32,11 +32,12 @@ class Prompt:
         self.n_left = n_end - self.pos0
         n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
         self.adapters = adapters_at(want.task, want.tokens, self.pos0)
+        self.turn = (-want.urgency, draft.view.shares.counter(want.task))
         self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
 
 
 def plan_prompts(draft: Draft) -> None:
-    """Chunks of prompts, those first that would be done first on a shared machine."""
+    """Chunks of prompts: by urgency, then fair share, then those that would be done first on a shared machine."""
     if not draft.begun and not any(s.state is SlotState.PROCESSING_PROMPT for s in draft.view.slots):
         return
     decoding = {s.slot for s in draft.spans}
@@ -45,7 +46,7 @@ def plan_prompts(draft: Draft) -> None:
     prompts = [p for p in _prompts(draft) if p.want.slot not in decoding and p.adapters == draft.adapters]
     if not prompts:
         return
-    prompts.sort(key=lambda p: (p.deadline_ms, p.serial))
+    prompts.sort(key=lambda p: (*p.turn, p.deadline_ms, p.serial))
     n_budget = _room(draft, prompts, _step_budget(draft, prompts))
     prompts = [p for p in prompts if p.want.slot not in draft.parked]
     is_watched = draft.spans or draft.others_stream

@@ -20,6 +20,7 @@ def publish(books: Books) -> EngineSnapshot:
         n_snapshots=len(books.store),
         snapshot_bytes=books.store.n_bytes,
         snapshot_limit_bytes=books.config.cache_ram_bytes,
+        held=tuple(task.id for held in books.held for task in held.group),
         counters=counters,
         histograms=histograms,
     )

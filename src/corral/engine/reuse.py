@@ -7,7 +7,7 @@ from corral.engine.draft import Draft, Want
 from corral.engine.ledger import Holder, Tier
 from corral.engine.offers import Offer, cut_ops, deepest, offers
 from corral.engine.plan import Begin, Deferral
-from corral.engine.pressure import carry_ops, evict, has_room, n_available, reclaim, save_ops
+from corral.engine.pressure import carry_ops, evict, has_room, n_available, park_lower, reclaim, save_ops
 from corral.engine.radix import common_prefix
 from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId, SnapshotId
@@ -19,7 +19,10 @@ HEADROOM = 8
 
 
 def begin_all(draft: Draft) -> None:
-    """Give rows to those that want one, oldest first. Nobody overtakes one that finds no cells."""
+    """Give rows to those that want one, most urgent and oldest first. Nobody overtakes one that finds no cells.
+
+    Tasks of lower urgency are parked for it.
+    """
     ready: list[Want] = []
     for i, want in enumerate(draft.wants):
         found = _offers(draft, want)
@@ -29,7 +32,9 @@ def begin_all(draft: Draft) -> None:
         else:
             ready.append(want)
     for i, want in enumerate(ready):
-        if not begin(draft, want, _offers(draft, want), ready[i + 1 :]):
+        while not begin(draft, want, _offers(draft, want), ready[i + 1 :]):
+            if park_lower(draft, want.urgency):
+                continue
             for late in ready[i:]:
                 draft.deferrals[late.task.id] = Deferral.NO_CELLS
             return
@@ -38,7 +43,8 @@ def begin_all(draft: Draft) -> None:
 def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) -> bool:
     """Whether a slot ahead of it computes prompt tokens that it would otherwise compute a second time.
 
-    Siblings always wait for the first of them. Others wait when at least ``min_shared_prefill`` tokens are at stake.
+    Siblings always wait for the first of them. Others wait when at least ``min_shared_prefill`` tokens are at stake,
+    but not for one that is less urgent: its chunks come late.
     """
     n_min = draft.view.config.min_shared_prefill
     n_max = len(want.tokens) - 1
@@ -48,7 +54,7 @@ def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) ->
             work = slot.work
             if first_tokens and work.group == want.group and work.n_decoded == 0:
                 return True
-            if work.key == want.key:
+            if work.key == want.key and work.urgency >= want.urgency:
                 n = min(n_max, common_prefix(work.tokens, want.tokens))
                 if n > work.computed and n - n_have >= n_min:
                     _note_fork(draft, slot.id, n)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from corral.engine.sampling import RowSampler
 
 MOVES: dict[SlotState, frozenset[SlotState]] = {
-    SlotState.IDLE: frozenset({SlotState.STARTED}),
+    SlotState.IDLE: frozenset({SlotState.STARTED, SlotState.PARKED}),
     SlotState.STARTED: frozenset({SlotState.IDLE, SlotState.WAIT_OTHER, SlotState.PROCESSING_PROMPT}),
     SlotState.WAIT_OTHER: frozenset(
         {SlotState.IDLE, SlotState.STARTED, SlotState.PROCESSING_PROMPT, SlotState.DONE_PROMPT}
@@ -34,7 +34,7 @@ MOVES: dict[SlotState, frozenset[SlotState]] = {
 
 WAIT_OTHER waits for a prompt that another slot computes; a sibling goes from there to DONE_PROMPT when it draws its
 first token from the parent's logits, without a row of its own yet. PARKED has given its row back and computes what it
-lost (if anything) as PROCESSING_PROMPT.
+lost (if anything) as PROCESSING_PROMPT. A task that left its slot for another enters the next one as PARKED.
 """
 
 
@@ -76,7 +76,9 @@ class Generation:
 
     The last generated token is wanted and not yet computed. ``n_cached`` prompt tokens were reused (< 0: not begun);
     ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has
-    the highest. Times are of the engine's clock, in ms; < 0 means not yet.
+    the highest. ``urgency``: the priority, or what it rose to by waiting; only a higher priority takes its slot or
+    cells. ``n_start`` tokens were generated when it last got a slot or row, and since ``rowless_ms`` it has had none.
+    Times are of the engine's clock, in ms; < 0 means not yet.
     """
 
     task: Task
@@ -91,6 +93,9 @@ class Generation:
     n_cached: int = -1
     n_prompt_seen: int = 0
     n_parked: int = 0
+    urgency: int = 0
+    n_start: int = 0
+    rowless_ms: float = 0.0
     truncated: bool = False
     begun_ms: float = -1.0
     prompt_done_ms: float = -1.0
@@ -100,6 +105,11 @@ class Generation:
     @property
     def n_decoded(self) -> int:
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_since(self) -> int:
+        """Tokens generated since it last got a slot or row."""
+        return self.n_decoded - self.n_start
 
     @property
     def n_pending(self) -> int:

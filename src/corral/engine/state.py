@@ -87,9 +87,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine after a commit. KV counts are cells of the main pool, snapshots the RAM tier.
+    """The engine after a commit. ``held`` tasks were parked and have no slot now.
 
-    ``n_leased`` cells belong to rows that busy slots hold; ``n_used - n_leased`` are cold prefixes.
+    KV counts are cells of the main pool, snapshots the RAM tier. ``n_leased`` cells belong to rows that busy slots
+    hold; ``n_used - n_leased`` are cold prefixes.
     ``recent`` are predicted and prompt tokens with their ms since the last metrics scrape was taken.
     """
 
@@ -101,6 +102,7 @@ class EngineSnapshot:
     n_snapshots: int
     snapshot_bytes: int
     snapshot_limit_bytes: int
+    held: tuple[TaskId, ...] = ()
     counters: Counters = field(default_factory=Counters)
     histograms: dict[str, Histogram] = field(default_factory=dict)
 

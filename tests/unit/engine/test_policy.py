@@ -11,7 +11,8 @@ from tests.props.engine_machine import PATIENT, History, Player, Setup, Submit, 
 
 from corral.engine.books import Books
 from corral.engine.plan import Deferral
-from corral.engine.policy import MAX_OVERTAKEN, plan
+from corral.engine.policy import plan
+from corral.engine.seats import MAX_OVERTAKEN
 from corral.engine.state import SlotState
 from corral.events import Event
 from corral.ids import SlotId, TaskId
@@ -32,7 +33,8 @@ def picture(books: Books) -> object:
         [(s, ledger.snapshot_length(s), ledger.snapshot_bytes(s)) for s in ledger.snapshots()],
         (ledger.n_used, ledger.version, dict(ledger._used_at), dict(ledger.rent_ms), ledger._tick, ledger._serial),
         [(s.state, s.lease, s.memory, s.generation and (s.work.computed, list(s.work.tokens))) for s in books.slots],
-        [(w.group, w.n_overtaken, w.queued_ms) for w in books.waiting],
+        [(w.group, w.n_overtaken, w.queued_ms) for w in (*books.waiting, *books.held)],
+        (dict(books.shares.served), dict(books.shares.since_ms), dict(books.shares.last)),
         (books.cost.weights, books.next_snapshot, books.n_margin, books.gap_rent_ms, list(books.discarded)),
     )
 
@@ -175,7 +177,7 @@ def test_s13_without_a_prefix_the_least_recently_used_slot_is_taken() -> None:
     for slot in (2, 0, 1):
         player.submit(Submit(stem=0, n_prompt=20, n_predict=1, id_slot=slot))
         player.drain()
-    (other,) = player.submit(Submit(stem=1, n_prompt=20, tail=(100,), n_predict=1, key="other"))
+    (other,) = player.submit(Submit(stem=1, n_prompt=20, tail=(100,), n_predict=1, salt="other"))
     player.drain()
     assert player.starts[other].slot_id == 2
 

@@ -56,11 +56,11 @@ def test_the_ram_tier_keeps_its_budget_and_forgets_the_oldest(unified: bool) -> 
     limit = 1000  # two conversations of 45 tokens of 8 bytes
     player = Player(Setup(unified=unified, n_slots=1, n_ctx=60, cache_ram_bytes=limit))
     for stem in (0, 1, 2, 1):
-        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, key=f"tenant {stem}")])
+        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, salt=f"tenant {stem}")])
         assert player.engine.snapshot.snapshot_bytes <= limit
-    player.play([Submit(stem=2, n_prompt=45, n_predict=1, key="tenant 2")])
+    player.play([Submit(stem=2, n_prompt=45, n_predict=1, salt="tenant 2")])
     assert player.starts[TaskId(5)].n_cached == 44
-    player.play([Submit(stem=0, n_prompt=45, n_predict=1, key="tenant 0")])
+    player.play([Submit(stem=0, n_prompt=45, n_predict=1, salt="tenant 0")])
     assert player.starts[TaskId(6)].n_cached == 0
 
 
@@ -69,7 +69,7 @@ def test_what_is_about_to_be_loaded_does_not_make_room_for_what_has_to_leave(uni
     """llama.cpp#22756: two conversations take turns on one row, and RAM has room for one."""
     player = Player(Setup(unified=unified, n_slots=1, n_ctx=60, cache_ram_bytes=500))
     for stem in (0, 1, 0):
-        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, key=f"tenant {stem}")])
+        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, salt=f"tenant {stem}")])
     assert player.starts[TaskId(3)].n_cached == 44
 
 

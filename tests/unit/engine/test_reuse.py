@@ -111,9 +111,9 @@ def test_without_cache_prompt_nothing_is_reused_and_nothing_left(unified: bool) 
 @MEMORIES
 def test_n7_tenants_do_not_find_each_others_prefixes(unified: bool) -> None:
     player = Player(Setup(unified=unified, n_slots=2, n_ctx=100)).play([Submit(n_prompt=30, n_predict=1)])
-    (stranger,) = player.submit(Submit(n_prompt=30, n_predict=1, key="other"))
+    (stranger,) = player.submit(Submit(n_prompt=30, n_predict=1, salt="other"))
     assert n_cached(player, stranger) == 0
-    (friend,) = player.submit(Submit(n_prompt=30, n_predict=1, key="other"))
+    (friend,) = player.submit(Submit(n_prompt=30, n_predict=1, salt="other"))
     assert n_cached(player, friend) == 29
 
 
