@@ -42,18 +42,27 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep the whole row as bytes under ``snapshot``. The row stays."""
+    """Keep positions [start, end) of the row as bytes under ``snapshot``. The row stays.
+
+    ``base`` is the snapshot that keeps what lies before ``start``. Only where cells are shared is ``start`` not 0.
+    """
 
     row: RowId
     snapshot: SnapshotId
+    start: int = 0
+    base: SnapshotId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Make ``row`` (emptied first) hold what ``snapshot`` holds. The snapshot stays."""
+    """Add what ``snapshot`` holds to ``row``, which holds just what lies before ``start``. The snapshot stays.
+
+    With ``start`` 0 the row is emptied first.
+    """
 
     snapshot: SnapshotId
     row: RowId
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

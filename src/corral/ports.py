@@ -41,6 +41,8 @@ class MemoryTraits:
     back. ``window_cells``: size of the second pool, that of the layers with a window; each row takes up to ``window``
     of them, never shared. A row of recurrent memory takes no cells of the main pool.
 
+    ``ranges``: a part of a row can be saved and loaded.
+
     ``state_version``: of llama-server's slot files; these hold what ``Context.save`` gives without its first bytes,
     ``state_head``.
     """
@@ -59,6 +61,7 @@ class MemoryTraits:
     whole_copy_only: bool = False
     bytes_per_token: int = 0
     bytes_per_row: int = 0
+    ranges: bool = False
     state_version: int = 0
     state_head: bytes = b""
 
@@ -158,12 +161,18 @@ class Context(Protocol):
         """Positions [first, end) held by the row; (0, 0) when empty."""
         ...
 
-    def save(self, row: RowId) -> bytes:
-        """The row's whole state. ValueError after a Shift until the next decode: only that moves the cells."""
+    def save(self, row: RowId, start: int = 0) -> bytes:
+        """The row's state from position ``start`` on; not 0 only where ``traits.ranges``.
+
+        ValueError after a Shift until the next decode: only that moves the cells.
+        """
         ...
 
-    def load(self, row: RowId, data: bytes) -> bool:
-        """Replace the row by saved state. False (wrong bytes or no room): the row is empty now."""
+    def load(self, row: RowId, data: bytes, start: int = 0) -> bool:
+        """Add state saved from ``start`` to a row that holds just what lies before; with 0 it is emptied first.
+
+        False (wrong bytes or no room): the row is empty now.
+        """
         ...
 
     def fault(self, data: bytes, n: int) -> str:

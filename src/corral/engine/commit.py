@@ -12,7 +12,7 @@ from corral.engine.plan import Action, Admission, Begin, Evict, Keep, Park, Plan
 from corral.engine.reuse import n_runs
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
-from corral.ids import SlotId
+from corral.ids import SlotId, SnapshotId
 from corral.ops import Checkpoint, Copy, Drop, Load, Restore, Save, Trim
 from corral.ports import DecodeStatus
 
@@ -95,8 +95,7 @@ class Commit:
                 not result.is_done
             ):  # the row is empty now, and the bytes are no good
                 books.ledger.apply(Trim(row, 0))
-                books.ledger.apply(Drop(snapshot))
-                books.store.drop(snapshot)
+                self._give_up(snapshot)
             case Load(snapshot):
                 books.metrics.add("n_loaded")
                 books.ledger.set_first(ram_holder(snapshot), result.first)
@@ -107,6 +106,15 @@ class Commit:
             case _:
                 return
         books.cost.learn_state(result.n_bytes, result.ms)
+
+    def _give_up(self, snapshot: SnapshotId) -> None:
+        """Forget a snapshot that is no good, and all that rests on it."""
+        children = self._books.ledger.children()
+        gone = [snapshot]
+        for each in gone:
+            gone += children.get(each, ())
+            self._books.ledger.apply(Drop(each))
+            self._books.store.drop(each)
 
     def _effect(self, action: Action, now_ms: float) -> None:
         books = self._books

@@ -179,15 +179,15 @@ class Draft:
         assert lease is not None, f"slot {slot} has no row"
         self.ledger.release(lease)
 
-    def row_bytes(self, row: RowId) -> int:
-        """Size of the row when saved, about."""
+    def row_bytes(self, row: RowId, start: int = 0) -> int:
+        """Size of the row when saved from ``start`` on, about."""
         traits = self.ledger.traits
-        return self.ledger.length(row) * traits.bytes_per_token + traits.bytes_per_row
+        return (self.ledger.length(row) - start) * traits.bytes_per_token + traits.bytes_per_row
 
     def _n_bytes(self, op: Op) -> int:
         match op:
-            case Save(row, _):
-                return self.row_bytes(row)
+            case Save(row, _, start):
+                return self.row_bytes(row, start)
             case Checkpoint():
                 return self.ledger.traits.bytes_per_row
             case _:

@@ -126,13 +126,13 @@ class Executor:
                 is_done = self._can_cut(row, n) and self._context.apply(op)
             case Copy():
                 is_done = self._context.apply(op)
-            case Save(row, snapshot):
-                data = self._context.save(row)
+            case Save(row, snapshot, start):
+                data = self._context.save(row, start)
                 n_bytes, is_done = len(data), len(data) > 0
                 self._store.put(snapshot, data)
-            case Load(snapshot, row):
+            case Load(snapshot, row, start):
                 data = self._store.get(snapshot) or b""
-                n_bytes, is_done = len(data), self._context.load(row, data)
+                n_bytes, is_done = len(data), self._context.load(row, data, start)
             case Checkpoint(row, snapshot):
                 data = self._context.checkpoint(row)
                 n_bytes, is_done = len(data), len(data) > 0

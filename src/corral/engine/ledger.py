@@ -80,6 +80,7 @@ class KvLedger:
         self._snapshot_bytes: dict[SnapshotId, int] = {}
         self._checkpoints: set[SnapshotId] = set()
         self._first: dict[Holder, int] = {}
+        self._bases: dict[SnapshotId, tuple[SnapshotId, int]] = {}
         self.rent_ms: dict[RowId, float] = {}
         self.n_shifted = 0
         self._unsettled: set[RowId] = set()
@@ -116,6 +117,24 @@ class KvLedger:
 
     def snapshot_length(self, snapshot: SnapshotId) -> int:
         return self._tree.length(self.holder_of(snapshot))
+
+    def snapshot_start(self, snapshot: SnapshotId) -> int:
+        """From which position on the snapshot has bytes of its own."""
+        return self._bases[snapshot][1] if snapshot in self._bases else 0
+
+    def chain(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        """The snapshot and all it rests on, that which begins at 0 first."""
+        links = [snapshot]
+        while links[-1] in self._bases:
+            links.append(self._bases[links[-1]][0])
+        return links[::-1]
+
+    def children(self) -> dict[SnapshotId, set[SnapshotId]]:
+        """Which snapshots rest on which."""
+        found: dict[SnapshotId, set[SnapshotId]] = {}
+        for child, (base, _) in self._bases.items():
+            found.setdefault(base, set()).add(child)
+        return found
 
     def holder_of(self, snapshot: SnapshotId) -> Holder:
         """The snapshot or checkpoint of this id as a holder."""
@@ -241,9 +260,11 @@ class KvLedger:
         self.touch(row_holder(lease.row))
 
     def touch(self, holder: Holder) -> None:
-        """The holder was used now."""
-        self._tick += 1
-        self._used_at[holder] = self._tick
+        """The holder was used now, and with a snapshot all it rests on."""
+        links = self.chain(SnapshotId(holder.id)) if holder.tier is Tier.RAM else []
+        for used in (holder, *(ram_holder(link) for link in links[-2::-1])):
+            self._tick += 1
+            self._used_at[used] = self._tick
 
     def extend(self, row: RowId, key: CacheKey, tokens: Sequence[Token]) -> None:
         """The row computed these tokens at its end, in fresh cells."""
@@ -275,17 +296,19 @@ class KvLedger:
                 self.touch(row_holder(src))
             case Shift(row, keep, discard):
                 self._shift(row, keep, discard)
-            case Save(row, snapshot):
+            case Save(row, snapshot, start, base):
+                if base is not None:
+                    self._bases[snapshot] = (base, start)
                 n = self._tree.length(row_holder(row))
                 self._tree.copy(row_holder(row), ram_holder(snapshot), n)
                 self._snapshot_bytes[snapshot] = n_bytes
                 self._used_at[ram_holder(snapshot)] = self.used_at(row_holder(row))
                 self.set_first(ram_holder(snapshot), self.first(row_holder(row)))
-            case Load(snapshot, row):
-                self._trim(row, 0)
+            case Load(snapshot, row, start):
+                self._trim(row, start)
                 n = self._tree.length(ram_holder(snapshot))
                 self._tree.copy(ram_holder(snapshot), row_holder(row), n)
-                self._cells.extend(row, n)
+                self._cells.extend(row, n - start)
                 self.set_first(row_holder(row), self.first(ram_holder(snapshot)))
                 self.touch(ram_holder(snapshot))
             case Checkpoint(row, snapshot):
@@ -305,6 +328,7 @@ class KvLedger:
         holder = self.holder_of(snapshot)
         self._tree.drop(holder)
         self._snapshot_bytes.pop(snapshot, None)
+        self._bases.pop(snapshot, None)
         self._checkpoints.discard(snapshot)
         self._used_at.pop(holder, None)
         self._first.pop(holder, None)
@@ -353,6 +377,7 @@ class KvLedger:
         other._snapshot_bytes = dict(self._snapshot_bytes)
         other._checkpoints = set(self._checkpoints)
         other._first = dict(self._first)
+        other._bases = dict(self._bases)
         other.rent_ms = dict(self.rent_ms)
         other.n_shifted, other._unsettled = self.n_shifted, set(self._unsettled)
         return other
@@ -370,3 +395,5 @@ class KvLedger:
             assert self.n_used <= self.traits.n_cells, f"{self.n_used} of {self.traits.n_cells} cells used"
         for snapshot in self._snapshot_bytes:
             assert self.snapshot_length(snapshot), f"snapshot {snapshot} holds no tokens"
+        for snapshot, (base, start) in self._bases.items():
+            assert self._tree.length(ram_holder(base)) >= start, f"snapshot {snapshot} rests on {base}, which is gone"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from corral.engine.draft import Draft
 from corral.engine.ledger import Tier, row_holder
 from corral.engine.plan import Evict, Park, Relocate
+from corral.engine.ranges import save_op
 from corral.engine.slot import Slot
 from corral.ids import RowId, SnapshotId
 from corral.ops import Drop, Load, Op, Save, Trim
@@ -41,10 +44,10 @@ def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared
     return n_kept + min(n_tokens, window) + n_headroom <= ledger.traits.window_cells - n_margin
 
 
-def reclaim(draft: Draft, n_needed: int) -> bool:
+def reclaim(draft: Draft, n_needed: int, spared: RowId | None = None) -> bool:
     """Evict cold rows of a shared pool, least recently used first, until ``n_needed`` cells are free."""
     while n_available(draft) < n_needed:
-        cold = draft.ledger.cold_rows()
+        cold = [row for row in draft.ledger.cold_rows() if row != spared]
         if not cold:
             return False
         evict(draft, next((row for row in cold if draft.ledger.exclusive(row)), cold[0]))
@@ -83,10 +86,13 @@ def save_ops(draft: Draft, row: RowId) -> list[Op]:
         return []
     if ledger.is_redundant(row_holder(row)):
         return []
-    room = room_ops(draft, draft.row_bytes(row))
+    save = save_op(ledger, row, draft.new_snapshot())
+    room = room_ops(draft, draft.row_bytes(row, save.start), () if save.base is None else ledger.chain(save.base))
     if room is None:
         return []
-    return [*_prefix_drops(draft, row, room), *room, Save(row, draft.new_snapshot())]
+    if save.base is not None:
+        return [*room, save]
+    return [*_prefix_drops(draft, row, room), *room, save]
 
 
 def carry_ops(draft: Draft, src: RowId) -> tuple[SnapshotId, list[Op]]:
@@ -105,18 +111,21 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
     drops: list[Op] = []
     if ledger.traits.rollback is not Rollback.ANY:
         return drops
+    children = ledger.children()
     for level in ledger.match(ledger.key(row), ledger.tokens(row)):
         for holder in level.holders:
             drop = Drop(SnapshotId(holder.id))
-            if holder.tier is Tier.RAM and ledger.snapshot_length(drop.snapshot) == level.n and drop not in dropped:
+            is_prefix = holder.tier is Tier.RAM and ledger.snapshot_length(drop.snapshot) == level.n
+            if is_prefix and drop not in dropped and drop.snapshot not in children:
                 drops.append(drop)
     return drops
 
 
-def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
+def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> list[Op] | None:
     """Drops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
 
-    Snapshots whose tokens others keep go first, then the least recently used; not the one that is about to be loaded.
+    Snapshots whose tokens others keep go first, then the least recently used; none on which others rest, nor
+    ``spared`` ones or those that are about to be loaded.
     """
     limit = draft.view.config.cache_ram_bytes
     if limit < 0:
@@ -128,14 +137,20 @@ def room_ops(draft: Draft, n_bytes: int) -> list[Op] | None:
     drops: list[Op] = []
     if excess <= 0:
         return drops
-    pinned = {*draft.transient, *draft.spared}
-    snapshots = [s for s in ledger.snapshots() if s not in pinned]
-    for snapshot in sorted(snapshots, key=lambda s: not ledger.is_redundant(ledger.holder_of(s))):
+    pinned = {*draft.transient, *draft.spared, *spared}
+    left = [s for s in ledger.snapshots() if s not in pinned]
+    left.sort(key=lambda s: not ledger.is_redundant(ledger.holder_of(s)))
+    children = ledger.children()
+    while excess > 0:
+        snapshot = next((s for s in left if not children.get(s)), None)
+        if snapshot is None:
+            return None
         drops.append(Drop(snapshot))
         excess -= ledger.snapshot_bytes(snapshot)
-        if excess <= 0:
-            return drops
-    return None
+        left.remove(snapshot)
+        for link in ledger.chain(snapshot)[-2:-1]:
+            children[link].discard(snapshot)
+    return drops
 
 
 def forget_discarded(draft: Draft) -> None:

@@ -9,6 +9,7 @@ from corral.engine.offers import Offer, cut_ops, deepest, offers
 from corral.engine.plan import Begin, Deferral
 from corral.engine.pressure import carry_ops, evict, has_room, n_available, park_lower, reclaim, save_ops
 from corral.engine.radix import common_prefix
+from corral.engine.ranges import in_ram, load_ops, shared_part
 from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId, SnapshotId
 from corral.ops import Copy, Load, Op
@@ -95,9 +96,9 @@ def _offers(draft: Draft, want: Want) -> list[Offer]:
 
 
 def _begin_shared(draft: Draft, want: Want, found: list[Offer], is_last: bool) -> bool:
-    in_rows, in_ram = deepest(found, Tier.ROW), deepest(found, Tier.RAM)
-    if in_ram is not None and _loading_pays(draft, in_ram, in_rows):
-        if _begin_loaded(draft, want, in_ram, is_last):
+    in_rows, saved = deepest(found, Tier.ROW), deepest(found, Tier.RAM)
+    if saved is not None and _loading_pays(draft, saved, in_rows):
+        if _begin_loaded(draft, want, saved, in_rows, is_last):
             return True
         in_rows = deepest(_offers(draft, want), Tier.ROW)  # making room may have emptied the rows found before
     n = in_rows.n if in_rows else 0
@@ -122,11 +123,15 @@ def _given_back(draft: Draft, want: Want, n: int) -> int:
     return n_given_back(draft.view.cost, n, len(want.tokens) - n, n_decoding + n_begun)
 
 
-def _loading_pays(draft: Draft, in_ram: Offer, in_rows: Offer | None) -> bool:
+def _loading_pays(draft: Draft, saved: Offer, in_rows: Offer | None) -> bool:
     cost = draft.view.cost
-    n_more = in_ram.n - (in_rows.n if in_rows else 0)
-    n_loaded = min(draft.ledger.snapshot_length(SnapshotId(h.id)) for h in in_ram.holders)
-    return n_more > 0 and cost.state_ms(n_loaded) < cost.weights.n_tokens * n_more
+    n_have = in_rows.n if in_rows else 0
+    n_more = saved.n - n_have
+    snapshot = _snapshot(draft, saved)
+    if n_more <= 0 or snapshot is None:
+        return False
+    n_loaded = draft.ledger.snapshot_length(snapshot) - shared_part(draft.ledger, snapshot, n_have)
+    return cost.state_ms(n_loaded) < cost.weights.n_tokens * n_more
 
 
 def _row_source(draft: Draft, offer: Offer | None) -> RowId | None:
@@ -169,30 +174,42 @@ def _shared_row(draft: Draft, source: RowId | None, n: int, checkpoint: Snapshot
     return empty[0], [Copy(source, empty[0], n), *cut_ops(empty[0], n, n, checkpoint)]
 
 
-def _begin_loaded(draft: Draft, want: Want, offer: Offer, is_last: bool) -> bool:
-    """Load a snapshot into an empty row; needs cells for all it holds."""
+def _begin_loaded(draft: Draft, want: Want, offer: Offer, in_rows: Offer | None, is_last: bool) -> bool:
+    """Load a snapshot into an empty row; needs cells for all of it that no other row has."""
     ledger = draft.ledger
-    snapshot = _snapshot(draft, offer)
+    snapshot, source = _snapshot(draft, offer), _row_source(draft, in_rows)
     assert snapshot is not None
+    n_have = in_rows.n if in_rows else 0
     n_loaded = ledger.snapshot_length(snapshot)
-    n_needed = max(n_loaded, len(want.tokens))
-    if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable():
+    n_needed = max(n_loaded, len(want.tokens)) - shared_part(ledger, snapshot, n_have)
+    if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable(spared=source):
         return False
-    draft.spared |= {snapshot, offer.checkpoint}
-    row = _shared_row(draft, None, 0, None)[0] if reclaim(draft, n_needed) else None
+    draft.spared |= {*ledger.chain(snapshot), offer.checkpoint}
+    row = _row_beside(draft, source) if reclaim(draft, n_needed, spared=source) else None
     draft.spared.clear()
-    kept = draft.ledger.snapshots()
-    if row is None or snapshot not in kept:  # a longer row that was saved may have replaced it
+    if row is None or snapshot not in draft.ledger.snapshots():  # a longer row that was saved may have replaced it
         return False
     n = offer.n - (_given_back(draft, want, offer.n) if is_last else 0)
-    draft.act(Begin(want.slot, row, n), Load(snapshot, row), *cut_ops(row, n_loaded, n, offer.checkpoint))
+    loads = load_ops(draft.ledger, snapshot, row, source, n_have)
+    draft.act(Begin(want.slot, row, n), *loads, *cut_ops(row, n_loaded, n, offer.checkpoint))
     return True
+
+
+def _row_beside(draft: Draft, source: RowId | None) -> RowId | None:
+    """An empty row that is not ``source``, if need be that of the least recently used cold prefix."""
+    if empty := draft.ledger.empty_rows():
+        return empty[0]
+    row = next((row for row in draft.ledger.cold_rows() if row != source), None)
+    if row is not None:
+        evict(draft, row)
+    return row
 
 
 def _snapshot(draft: Draft, offer: Offer | None) -> SnapshotId | None:
     """Of those in RAM that hold the prefix the shortest: the least to load."""
-    in_ram = [SnapshotId(h.id) for h in offer.holders if h.tier is Tier.RAM] if offer else []
-    return min(in_ram, key=draft.ledger.snapshot_length, default=None)
+    ledger = draft.ledger
+    found = [s for s in in_ram(offer.holders) if ledger.snapshot_start(s) < offer.n] if offer else []
+    return min(found, key=ledger.snapshot_length, default=None)
 
 
 # --- a stream for each row (split KV) --------------------------------------------------------------------------------

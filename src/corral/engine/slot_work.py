@@ -16,6 +16,7 @@ from corral.engine.ledger import Holder, KvLedger, Tier
 from corral.engine.plan import Arrange
 from corral.engine.pressure import evict, reclaim
 from corral.engine.publish import where_kept
+from corral.engine.ranges import load_ops
 from corral.engine.slot import Memory, Slot, without_adapters
 from corral.errors import CorralError, InvalidRequest, ServerError
 from corral.events import End, Failed, SlotDone
@@ -168,7 +169,7 @@ class SlotWork:
         ops: list[Op] = []
         for holder in _exact_holders(self._draft(), memory, n):
             if holder.tier is not Tier.ROW:
-                ops.append(Drop(SnapshotId(holder.id)))
+                ops += [Drop(SnapshotId(holder.id))] if SnapshotId(holder.id) not in books.ledger.children() else []
             elif not books.ledger.is_leased(RowId(holder.id)):
                 ops.append(Trim(RowId(holder.id), 0))
         self._arrange(ServerError("Unable to erase slot"), *ops)
@@ -206,11 +207,11 @@ def _whole_snapshot(draft: Draft, memory: Memory | None, n: int) -> tuple[Snapsh
     exact = _exact_holders(draft, memory, n) if memory else []
     exact = [h for h in exact if h.tier is not Tier.CHECKPOINT]
     for holder in exact:
-        if holder.tier is Tier.RAM:
+        if holder.tier is Tier.RAM and draft.ledger.snapshot_start(SnapshotId(holder.id)) == 0:
             return SnapshotId(holder.id), False
     snapshot = draft.new_snapshot()
-    if exact:
-        draft.act(Arrange(), Save(RowId(exact[0].id), snapshot))
+    if rows := [RowId(h.id) for h in exact if h.tier is Tier.ROW]:
+        draft.act(Arrange(), Save(rows[0], snapshot))
         return snapshot, True
     row, ops = _cut_copy(draft, memory, n)
     draft.act(Arrange(), *ops, Save(row, snapshot), Trim(row, 0))
@@ -231,7 +232,7 @@ def _cut_copy(draft: Draft, memory: Memory | None, n: int) -> tuple[RowId, list[
     src = RowId(source.id) if source and source.tier is Tier.ROW else None
     shares = draft.ledger.traits.shared_cells
     if source and not (shares and src is not None):
-        draft.spared |= {SnapshotId(source.id)} if src is None else set()
+        draft.spared |= set(draft.ledger.chain(SnapshotId(source.id))) if src is None else set()
         if shares and not reclaim(draft, draft.ledger.holder_length(source)):
             raise no_room
     row = _free_row(draft, spared=src)
@@ -242,6 +243,6 @@ def _cut_copy(draft: Draft, memory: Memory | None, n: int) -> tuple[RowId, list[
     if src is not None and shares:
         return row, [Copy(src, row, n)]
     if src is None:
-        return row, [Load(SnapshotId(source.id), row), Trim(row, n)]
+        return row, [*load_ops(draft.ledger, SnapshotId(source.id), row), Trim(row, n)]
     carrier = draft.new_snapshot()
     return row, [Save(src, carrier), Load(carrier, row), Drop(carrier), Trim(row, n)]

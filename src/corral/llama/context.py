@@ -51,12 +51,13 @@ class LlamaContext:
         if not self._memory:
             lib.llama_free(self._handle)
             raise LoadError("cannot make a context: the model keeps no memory of a text, so it cannot generate")
-        self._n_outputs_max = int(params.n_outputs_max)
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._traits = read_traits(model, self._handle, config)
         # With several positions for each token (M-RoPE) a saved cell carries more than its position.
         self._plain_cells = lib.llama_model_rope_type(model) in (-1, 0, 2)
+        self._n_outputs_max = self._traits.n_rows
         self._batch = Batch(self._traits.n_batch)
+        self._carrier = self._traits.n_rows  # the id of the row behind the others, where there is one
         self._ends = [0] * self._traits.n_rows
         self._unsettled: set[RowId] = set()
         self._n_readable = -1
@@ -137,11 +138,21 @@ class LlamaContext:
         end = lib.llama_memory_seq_pos_max(self._memory, row) + 1
         return (lib.llama_memory_seq_pos_min(self._memory, row), end) if end else (0, 0)
 
-    def save(self, row: RowId) -> bytes:
+    def save(self, row: RowId, start: int = 0) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""
         self._check_row(row)
+        self._check_start(row, start)
         if row in self._unsettled:  # libllama turns K at the next decode; what it would write now has the old angles
             raise ValueError(f"row {row} was shifted and cannot be saved before the next decode")
+        if not start:
+            return self._state_of(row)
+        lib.llama_memory_seq_cp(self._memory, row, self._carrier, start, -1)
+        try:
+            return self._state_of(self._carrier)
+        finally:
+            lib.llama_memory_seq_rm(self._memory, self._carrier, -1, -1)
+
+    def _state_of(self, row: int) -> bytes:
         n_bytes = lib.llama_state_seq_get_size(self._handle, row)
         # Written in place while nobody else has seen the object: a second copy of megabytes would cost as much.
         data: bytes = _new_bytes(None, n_bytes)
@@ -149,15 +160,26 @@ class LlamaContext:
             raise MemoryError(f"the state of row {row} cannot be saved")
         return data
 
-    def load(self, row: RowId, data: bytes) -> bool:
+    def load(self, row: RowId, data: bytes, start: int = 0) -> bool:
         """Bytes of other settings or cut short are found here; damage within them must be found by who stored them."""
         self._check_row(row)
-        self._trim(row, 0)
+        self._check_start(row, start)
+        if not start:
+            self._trim(row, 0)
+        elif self._ends[row] != start:
+            raise ValueError(f"row {row} holds {self._ends[row]} positions, not the {start} before the saved ones")
+        target = self._carrier if start else row
         with self._log.collect():
-            n_read = int(lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), row))
-        first, end = self.bounds(row)
+            n_read = int(lib.llama_state_seq_set_data(self._handle, _pointer(data), len(data), target))
+        first = lib.llama_memory_seq_pos_min(self._memory, target)
+        end = lib.llama_memory_seq_pos_max(self._memory, target) + 1
         # libllama takes positions as they come; those that no row can have show that the bytes are damaged
-        loaded = 0 < n_read == len(data) and (0 <= first < end < _INT_MAX or first == end == 0)
+        loaded = 0 < n_read == len(data) and (start <= first < end < _INT_MAX or (first < 0 and end == 0))
+        if start:
+            loaded = loaded and first == start
+            if loaded:
+                lib.llama_memory_seq_cp(self._memory, target, row, -1, -1)
+            lib.llama_memory_seq_rm(self._memory, target, -1, -1)
         if loaded:
             self._ends[row] = end
         else:
@@ -238,6 +260,10 @@ class LlamaContext:
         self._check_open()
         if not 0 <= row < len(self._ends):
             raise ValueError(f"row {row} is not in 0..{len(self._ends) - 1}")
+
+    def _check_start(self, row: RowId, start: int) -> None:
+        if start and not (self._traits.ranges and 0 < start < self._ends[row] + 1):
+            raise ValueError(f"row {row} can be saved and loaded only whole, not from {start}")
 
     def _check_uncuttable(self, row: RowId) -> None:
         if self._traits.rollback is Rollback.ANY:

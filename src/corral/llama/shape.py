@@ -54,9 +54,9 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     params.n_ctx = n_cells_total(config, n_ctx_train)
     params.n_batch = max(config.n_batch, config.n_rows)
     params.n_ubatch = min(config.n_ubatch, params.n_batch)
-    params.n_seq_max = config.n_rows
+    params.n_seq_max = config.n_rows + has_carrier(model, config)
     # 0 would reserve a row of logits for every token of a batch: hundreds of megabytes.
-    params.n_outputs_max = config.n_rows
+    params.n_outputs_max = params.n_seq_max
     params.n_threads = n_threads
     params.n_threads_batch = config.n_threads_batch if config.n_threads_batch > 0 else n_threads
     params.flash_attn_type = _FLASH[config.flash_attn]
@@ -85,7 +85,8 @@ def _check(config: ContextConfig, n_ctx_train: int) -> None:
 
 def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits:
     """What libllama really made of the settings, and what that memory can do."""
-    n_rows = int(lib.llama_n_seq_max(context))
+    has_one_more = has_carrier(model, config)
+    n_rows = int(lib.llama_n_seq_max(context)) - has_one_more
     n_ctx_row = int(lib.llama_n_ctx_seq(context))
     window = 0 if config.swa_full else int(lib.llama_model_n_swa(model))
     n_ubatch = int(lib.llama_n_ubatch(context))
@@ -105,8 +106,15 @@ def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits
         window_cells=pad(min(n_ctx_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
         whole_copy_only=_keeps_states(model),
         bytes_per_token=_bytes_per_token(model, config),
+        ranges=has_one_more,
         state_version=int(lib.LLAMA_STATE_SEQ_VERSION),
     )
+
+
+def has_carrier(model: Any, config: ContextConfig) -> bool:
+    """Whether there is a row more than asked for, through which parts of rows travel: where these can be had at all."""
+    plain = not _keeps_states(model) and (config.swa_full or not lib.llama_model_n_swa(model))
+    return bool(config.kv_unified and plain and config.n_rows < lib.llama_max_parallel_sequences())
 
 
 def _keeps_states(model: Any) -> bool:

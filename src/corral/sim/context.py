@@ -144,18 +144,23 @@ class SimContext:
         self._check_row(row)
         return self._memory.bounds(row)
 
-    def save(self, row: RowId) -> bytes:
+    def save(self, row: RowId, start: int = 0) -> bytes:
         self._check_whole(row)
+        self._check_start(row, start)
         if row in self._unsettled:
             raise ValueError(f"row {row} was shifted and cannot be saved before the next decode")
         self._clock.advance(self._cost_of(row))
-        return self._memory.save(row)
+        return self._memory.save(row, start=start)
 
-    def load(self, row: RowId, data: bytes) -> bool:
+    def load(self, row: RowId, data: bytes, start: int = 0) -> bool:
         self._check_row(row)
-        self._memory.trim(row, 0)
+        self._check_start(row, start)
+        if start and self.bounds(row)[1] != start:
+            raise ValueError(f"row {row} holds {self.bounds(row)[1]} positions, not the {start} before the saved ones")
+        self._memory.trim(row, start)
         self._unsettled.discard(row)
-        if self._load_fails() or not self._memory.load(row, data):
+        if self._load_fails() or not self._memory.load(row, data, start=start):
+            self._memory.trim(row, 0)
             return False
         self._clock.advance(self._cost_of(row))
         return True
@@ -255,6 +260,10 @@ class SimContext:
         self._check_row(row)
         if self._traits.rollback is Rollback.ANY:
             raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")
+
+    def _check_start(self, row: RowId, start: int) -> None:
+        if start and not self._traits.ranges:
+            raise ValueError(f"row {row} can be saved and loaded only whole, not from {start}")
 
     def _check_range(self, row: RowId, n: int) -> None:
         end = self.bounds(row)[1]

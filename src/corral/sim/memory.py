@@ -144,9 +144,10 @@ class Memory:
             self._states[row] = word, end
         return [self._view(row, query, chains[query - pos0] if chains else 0) for query in range(end - n_views, end)]
 
-    def save(self, row: RowId, partial: bool = False) -> bytes:
-        """Everything of the row, or only what cannot be cut back."""
+    def save(self, row: RowId, partial: bool = False, start: int = 0) -> bytes:
+        """Everything of the row from ``start`` on, or only what cannot be cut back."""
         main = self.main.cells(row)[: 0 if partial else None]
+        main = main[self.main.pos[main] >= start]
         head = _HEADER.pack(MAGIC, self._tags[partial], main.size, self.n_window(row))
         parts = [head, self.main.word[main].astype(np.int32).tobytes(), self.main.pos[main].tobytes()]
         if self.recent is not None:
@@ -156,8 +157,8 @@ class Memory:
             parts.append(_STATE.pack(*self._state(row)))
         return b"".join(parts)
 
-    def load(self, row: RowId, data: bytes, partial: bool = False) -> bool:
-        """Put saved bytes into a row that is empty, or of which they replace a part. False: it is empty now."""
+    def load(self, row: RowId, data: bytes, partial: bool = False, start: int = 0) -> bool:
+        """Put saved bytes into a row that ends at ``start``, or replace a part of it. False: it is empty now."""
         if not self._is_mine(data, partial):
             self.trim(row, 0)
             return False
@@ -166,7 +167,7 @@ class Memory:
         tokens = np.frombuffer(data, np.int32, n_main, at).astype(np.uint64)
         pos = np.frombuffer(data, np.int32, n_main, at + 4 * n_main)
         at += CELL_BYTES * n_main
-        if not self.main.write(row, tokens, pos):
+        if (start and pos.size and pos.min() != start) or not self.main.write(row, tokens, pos):
             self.trim(row, 0)
             return False
         if self._kind.keeps_states:

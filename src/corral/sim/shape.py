@@ -66,6 +66,7 @@ def traits_of(config: ContextConfig, spec: MemorySpec) -> MemoryTraits:
         window_cells=window_cells,
         whole_copy_only=spec.kind.keeps_states,
         bytes_per_token=0 if spec.kind is Kind.RECURRENT else CELL_BYTES,
+        ranges=spec.kind is Kind.ATTENTION and config.kv_unified,
         state_version=STATE_VERSION,
         state_head=MAGIC,
         bytes_per_row=spec.window * WINDOW_CELL_BYTES + STATE_BYTES * spec.kind.keeps_states,
