@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from corral.engine.adapted import adapters_at, n_alike
 from corral.engine.books import Books
 from corral.engine.ledger import row_holder
 from corral.engine.plan import Plan
@@ -34,6 +35,17 @@ def check_progress(books: Books, plan: Plan) -> None:
     for waiting in (*books.waiting, *books.held):
         assert all(t.id in plan.deferrals for t in waiting.group), f"{waiting.group[0].id} waits without a reason"
     assert all(s.is_idle for s in books.slots), f"nothing moves: {[s.state.value for s in books.slots]}"
+
+
+def check_batch(books: Books, plan: Plan) -> None:
+    """All that a plan computes is computed with the adapters that its task wants there."""
+    tasks = {task.id: task for waiting in books.waiting for task in waiting.group}
+    in_slots = {slot.id: slot.work.task for slot in books.slots if slot.generation}
+    in_slots |= {admission.slot: tasks[admission.task] for admission in plan.admissions}
+    for slot, span in ((s.slot, s.span) for s in plan.spans):
+        wanted = adapters_at(in_slots[slot], span.tokens, 0)
+        assert wanted == plan.adapters, f"slot {slot} wants adapters {wanted}, the batch has {plan.adapters}"
+        assert n_alike(span.tokens, 0) == len(span.tokens), f"slot {slot}: a chunk across its activation"
 
 
 def _check_leases(books: Books) -> None:

@@ -165,6 +165,7 @@ class Engine:
         self.last_plan = chosen = plan(self.books.view(start_ms))
         if self.books.config.audit:
             audit.check_progress(self.books, chosen)
+            audit.check_batch(self.books, chosen)
         outcome = self._executor.run(chosen, self._slot_samplers(chosen))
         self._commit.record(chosen, outcome, start_ms)
         if self.books.config.audit:

@@ -36,6 +36,7 @@ def picture(books: Books) -> object:
         [(w.group, w.n_overtaken, w.queued_ms) for w in (*books.waiting, *books.held)],
         (dict(books.shares.served), dict(books.shares.since_ms), dict(books.shares.last)),
         (books.cost.weights, books.next_snapshot, books.n_margin, books.gap_rent_ms, list(books.discarded)),
+        (books.turns.current, books.turns.ran_ms, dict(books.turns.served_ms)),
     )
 
 
