@@ -39,7 +39,7 @@ def check_progress(books: Books, plan: Plan) -> None:
 
 def check_batch(books: Books, plan: Plan) -> None:
     """All that a plan computes is computed with the adapters that its task wants there."""
-    tasks = {task.id: task for waiting in books.waiting for task in waiting.group}
+    tasks = {task.id: task for task in books.queued()}
     in_slots = {slot.id: slot.work.task for slot in books.slots if slot.generation}
     in_slots |= {admission.slot: tasks[admission.task] for admission in plan.admissions}
     for slot, span in ((s.slot, s.span) for s in plan.spans):
