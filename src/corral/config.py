@@ -106,13 +106,26 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """Who may ask. ``weight`` > 0 is the share among keys, ``priority`` that of requests that name none."""
+
+    key: str = field(repr=False)
+    weight: float = 1.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How the HTTP side behaves. Names follow llama-server's flags."""
+    """How the HTTP side behaves. Names follow llama-server's flags.
+
+    ``shared_cache``: requests of different API keys meet each other's prefixes.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_prefix: str = ""
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
+    shared_cache: bool = False
     alias: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     endpoint_metrics: bool = False

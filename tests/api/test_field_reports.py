@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import SimServer
 from tests.api.live import events, is_idle, parse_events, send_raw, until
 
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 
 Json = dict[str, Any]
 
@@ -355,7 +355,7 @@ def _series(http: httpx.Client) -> dict[str, float]:
     }
 
 
-KEYS = ServerConfig(port=0, api_keys=("sesame", "open"), endpoint_metrics=True)
+KEYS = ServerConfig(port=0, api_keys=(ApiKey("sesame"), ApiKey("open")), endpoint_metrics=True)
 
 
 def test_62_api_keys(serve_sim: SimServer) -> None:
@@ -387,7 +387,7 @@ def test_62_the_key_and_the_prompts_are_not_told(serve_sim: SimServer) -> None:
 
 def test_62_preflight_and_origins(serve_sim: SimServer) -> None:
     """llama.cpp#14352, llama.cpp#25655."""
-    http = serve_sim(ServerConfig(port=0, api_keys=("k",), cors_origins="localhost"))
+    http = serve_sim(ServerConfig(port=0, api_keys=(ApiKey("k"),), cors_origins="localhost"))
     preflight = http.options("/v1/chat/completions", headers={"Origin": "http://localhost:3000"})
     assert (preflight.status_code, preflight.text) == (200, "")
     assert preflight.headers["access-control-allow-origin"] == "http://localhost:3000"

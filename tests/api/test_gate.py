@@ -9,11 +9,11 @@ from tests.api.live import client, listening
 
 from corral.api.app import create_app
 from corral.api.schemas.defaults import Defaults
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 
 
 def test_until_the_model_is_loaded_every_path_is_503() -> None:
-    server = ServerConfig(port=0, api_keys=("k",))
+    server = ServerConfig(port=0, api_keys=(ApiKey("k"),))
     app = create_app(None, server, Defaults())
     with listening(app, server) as url, httpx.Client(base_url=url) as http:
         for path in ("/health", "/v1/models", "/nowhere"):
@@ -39,7 +39,7 @@ def test_unknown_paths_and_wrong_verbs_are_the_same_404() -> None:
 
 
 def test_api_prefix() -> None:
-    server = ServerConfig(port=0, api_prefix="/llm", api_keys=("k",))
+    server = ServerConfig(port=0, api_prefix="/llm", api_keys=(ApiKey("k"),))
     with client(canned_runtime(CannedEngine(says("hi"))), server) as http:
         assert http.get("/llm/health").status_code == 200
         assert http.get("/health").status_code == 401
@@ -65,13 +65,56 @@ def test_origins(origins: str, credentials: bool, allowed: str | None) -> None:
 
 def test_each_key_has_prefixes_of_its_own() -> None:
     engine = CannedEngine(says("hi"))
-    server = ServerConfig(port=0, api_keys=("a", "b"))
+    server = ServerConfig(port=0, api_keys=(ApiKey("a"), ApiKey("b")))
     with client(canned_runtime(engine), server) as http:
         for key in ("a", "b", "a"):
             http.post("/completion", json={"prompt": "x"}, headers={"X-Api-Key": key})
         first, second, third = (task.cache_key for task in engine.tasks)
         assert first == third != second
         assert first != "a", "the key itself is not kept"
+
+
+def test_n5_a_request_has_the_weight_and_priority_of_its_key() -> None:
+    engine = CannedEngine(says("hi"))
+    server = ServerConfig(port=0, api_keys=(ApiKey("ann", 3.0, 2), ApiKey("bob")))
+    bodies: dict[str, dict[str, object]] = {
+        "/completion": {"prompt": "x"},
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    with client(canned_runtime(engine), server) as http:
+        for path, body in bodies.items():
+            http.post(path, json=body, headers={"X-Api-Key": "ann"})
+            http.post(path, json={**body, "priority": -7, "n": 1}, headers={"X-Api-Key": "ann"})
+            http.post(path, json={**body, "priority": None}, headers={"X-Api-Key": "bob"})
+    assert [(t.weight, t.priority) for t in engine.tasks] == 3 * [(3.0, 2), (3.0, -7), (1.0, 0)]
+    assert len({t.tenant for t in engine.tasks}) == 2
+    assert not {"ann", "bob"} & {t.tenant for t in engine.tasks}, "the key itself is not kept"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (101, "Field 'priority': Value must be between -100 <= value <= 100, but got 101"),
+        (-101, "Field 'priority': Value must be between -100 <= value <= 100, but got -101"),
+        ("high", "Field 'priority': type must be number, but is string"),
+        (True, "Field 'priority': type must be number, but is boolean"),
+    ],
+)
+def test_n5_a_priority_out_of_range_is_a_400(value: object, message: str) -> None:
+    with client(canned_runtime(CannedEngine(says("hi"))), SERVER) as http:
+        answer = http.post("/completion", json={"prompt": "x", "priority": value})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+def test_n7_keys_share_prefixes_if_told_to_and_salts_still_part_them() -> None:
+    engine = CannedEngine(says("hi"))
+    server = ServerConfig(port=0, api_keys=(ApiKey("a"), ApiKey("b")), shared_cache=True)
+    with client(canned_runtime(engine), server) as http:
+        for key, salt in (("a", ""), ("b", ""), ("a", "s"), ("b", "s")):
+            http.post("/completion", json={"prompt": "x", "cache_salt": salt}, headers={"X-Api-Key": key})
+    assert [task.cache_key for task in engine.tasks] == ["", "", ":s", ":s"]
+    assert engine.tasks[0].tenant != engine.tasks[1].tenant, "shares are still those of each key"
 
 
 def test_head_is_get_without_the_body() -> None:

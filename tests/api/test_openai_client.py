@@ -9,7 +9,7 @@ import openai
 import pytest
 from tests.api.conftest import SimServer
 
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_models(client: openai.OpenAI) -> None:
 def test_errors_are_typed(client: openai.OpenAI, serve_sim: SimServer) -> None:
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="sim", messages=[], max_tokens=1)
-    locked = serve_sim(ServerConfig(port=0, api_keys=("k",)))
+    locked = serve_sim(ServerConfig(port=0, api_keys=(ApiKey("k"),)))
     with (
         openai.OpenAI(base_url=f"{str(locked.base_url).rstrip(chr(47))}/v1", api_key="wrong", max_retries=0) as other,
         pytest.raises(openai.AuthenticationError),

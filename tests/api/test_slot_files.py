@@ -15,7 +15,7 @@ import pytest
 from tests.api.conftest import SimServer
 from tests.api.live import send_raw, until
 
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 from corral.engine import slot_file
 from corral.ports import MemoryTraits
 
@@ -163,7 +163,7 @@ def test_a_busy_slot_is_waited_for_and_streams_go_on(serve_sim: SimServer, tmp_p
 
 
 def test_keys_do_not_read_each_others_slots(serve_sim: SimServer, tmp_path: Path) -> None:
-    http = serve_sim(server(tmp_path, api_keys=("ann", "bob")), n_slots=1)
+    http = serve_sim(server(tmp_path, api_keys=(ApiKey("ann"), ApiKey("bob"))), n_slots=1)
     assert act(http, 0, "save", "x").status_code == 401
     http.headers["Authorization"] = "Bearer ann"
     complete(http, TEXT)

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.api.errors import error_response
-from corral.api.service import SERVICE, TENANT, Service
-from corral.config import ServerConfig
+from corral.api.service import NO_TENANT, SERVICE, TENANT, Service, Tenant
+from corral.config import ApiKey, ServerConfig
 from corral.errors import AuthenticationError, Unavailable
+from corral.ids import TenantId
 
 Header = tuple[bytes, bytes]
 
@@ -30,7 +31,7 @@ class Gate:
         self._inner = inner
         self._service = service
         self._cors = Cors(config)
-        self._keys = tuple(key.encode() for key in config.api_keys)
+        self._keys = tuple((key.key.encode(), _tenant(key)) for key in config.api_keys)
         self._public = frozenset(config.api_prefix + path for path in _PUBLIC)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,21 +56,27 @@ class Gate:
         if service is None:
             await error_response(Unavailable("Loading model", retry_after_s=5))(scope, receive, send)
             return
-        key = self._key(headers)
-        if self._keys and key is None and scope["path"] not in self._public:
+        tenant = self._tenant(headers)
+        if self._keys and tenant is None and scope["path"] not in self._public:
             await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
             return
         scope[SERVICE] = service
-        scope[TENANT] = hashlib.sha256(key).hexdigest()[:16] if key else ""
+        scope[TENANT] = tenant or NO_TENANT
         await self._inner(scope, receive, send)
 
-    def _key(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """The request's key if it is one of ours."""
+    def _tenant(self, headers: dict[bytes, bytes]) -> Tenant | None:
+        """Whose key the request carries, if it is one of ours."""
         given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
         given = given.removeprefix(b"Bearer ").strip()
         # All keys are compared, in constant time each: how long it takes tells nothing.
-        known = [hmac.compare_digest(given, key) for key in self._keys]
-        return given if any(known) else None
+        known = [tenant for key, tenant in self._keys if hmac.compare_digest(given, key)]
+        return known[0] if known else None
+
+
+def _tenant(key: ApiKey) -> Tenant:
+    """Known by a hash, which is the same after a restart; the key itself goes no further."""
+    name = hashlib.sha256(key.key.encode()).hexdigest()[:16]
+    return Tenant(TenantId(name), key.weight, key.priority)
 
 
 class Cors:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from corral.api.schemas.params import Params
 from corral.api.schemas.prompt import Prompt
+from corral.api.service import NO_TENANT, Tenant
 from corral.engine.thread import EngineThread
-from corral.ids import AdapterSet, CacheKey, TaskId, Token
+from corral.ids import AdapterSet, CacheKey, TaskId
 from corral.ports import Tokenizer
 from corral.tasks import Sampling, Task, TaskGroup
 
@@ -45,39 +46,24 @@ def make_job(
     tokenizer: Tokenizer,
     model: str,
     key: CacheKey,
+    tenant: Tenant = NO_TENANT,
     special: bool = False,
     borders: tuple[int, ...] = (),
     adapters: AdapterSet = (),
 ) -> Job:
     """Tasks for every prompt: with n > 1 a parent and its siblings each. The last three: as in ``tasks.Task``."""
     reply_id = f"chatcmpl-{secrets.token_hex(16)}"
-    groups = tuple(
-        _group(prompt, i * params.n, params, engine, key, reply_id, special, borders, adapters)
-        for i, prompt in enumerate(prompts)
-    )
-    return Job(reply_id, int(time.time()), model, params, groups, tokenizer)
-
-
-def _group(
-    prompt: tuple[Token, ...],
-    first: int,
-    params: Params,
-    engine: EngineThread,
-    key: CacheKey,
-    reply_id: str,
-    special: bool,
-    borders: tuple[int, ...],
-    adapters: AdapterSet,
-) -> TaskGroup:
-    parent = Task(
-        id=engine.new_task_id(),
-        prompt=prompt,
+    common = Task(
+        id=TaskId(0),
+        prompt=(),
         sampling=params.sampling,
         limits=params.limits,
         cache_key=key,
         cache_prompt=params.cache_prompt,
+        tenant=tenant.id,
+        weight=tenant.weight,
+        priority=tenant.priority if params.priority is None else params.priority,
         id_slot=params.id_slot,
-        index=first,
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
         stream=params.stream,
@@ -88,7 +74,15 @@ def _group(
         lora=params.lora,
         request_id=reply_id,
     )
-    return (parent, *(_sibling(parent, engine.new_task_id(), i) for i in range(1, params.n)))
+    groups = tuple(
+        _group(replace(common, id=engine.new_task_id(), prompt=prompt, index=i * params.n), params.n, engine)
+        for i, prompt in enumerate(prompts)
+    )
+    return Job(reply_id, int(time.time()), model, params, groups, tokenizer)
+
+
+def _group(parent: Task, n: int, engine: EngineThread) -> TaskGroup:
+    return (parent, *(_sibling(parent, engine.new_task_id(), i) for i in range(1, n)))
 
 
 def _sibling(parent: Task, task_id: TaskId, i: int) -> Task:

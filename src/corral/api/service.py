@@ -14,12 +14,25 @@ from corral.chat.template import CHATML, ChatTemplate
 from corral.config import ServerConfig
 from corral.engine.state import Counters
 from corral.errors import InvalidRequest, LoadError
-from corral.ids import AdapterId, AdapterSet, CacheKey, Token, adapter_set
+from corral.ids import AdapterId, AdapterSet, CacheKey, TenantId, Token, adapter_set
 from corral.runtime import Runtime
+from corral.tasks import NOBODY
 
 SERVICE = "corral.service"
 TENANT = "corral.tenant"
 BUILD = f"corral-{version('corral')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks: an API key by its hash, with what its requests are due. Nobody in particular without keys."""
+
+    id: TenantId = NOBODY
+    weight: float = 1.0
+    priority: int = 0
+
+
+NO_TENANT = Tenant()
 
 
 @dataclass(slots=True)
@@ -82,9 +95,15 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def cache_key(request: Request, salt: str) -> CacheKey:
-    """Whose prefixes a request may meet: those of its API key and its own salt."""
+def tenant_of(request: Request) -> Tenant:
     tenant = request.scope[TENANT]
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+def cache_key(request: Request, salt: str) -> CacheKey:
+    """Whose prefixes a request may meet: those of its API key, unless keys share theirs, and of its own salt."""
+    tenant = "" if service_of(request).server.shared_cache else tenant_of(request).id
     return CacheKey(f"{tenant}:{salt}" if tenant or salt else "")
 
 

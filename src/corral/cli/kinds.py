@@ -10,8 +10,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from corral.config import AdapterConfig
+from corral.config import AdapterConfig, ApiKey
 from corral.errors import LoadError
+from corral.tasks import MAX_PRIORITY
 
 TRUE_WORDS = frozenset({"1", "true", "on", "enabled", "yes"})
 FALSE_WORDS = frozenset({"0", "false", "off", "disabled", "no"})
@@ -110,12 +111,34 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _key_lines(text: str) -> tuple[str, ...]:
-    lines = (line.strip() for line in _file_text(text).splitlines())
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
+MAX_WEIGHT = 1000.0
+MIN_WEIGHT = 0.01
+
+
+def _key_lines(text: str) -> tuple[ApiKey, ...]:
+    lines = enumerate(map(str.strip, _file_text(text).splitlines()), start=1)
+    keys = tuple(_key_line(line, f"{text}, line {i}") for i, line in lines if line and not line.startswith("#"))
     if not keys:
         raise LoadError(f"{text} holds no API key")
     return keys
+
+
+def _key_line(line: str, place: str) -> ApiKey:
+    """``KEY [weight=X] [priority=N]``. Messages do not show what may be part of a key."""
+    key, *words = line.split()
+    terms: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _TERMS or name in terms:
+            raise LoadError(f"{place}: after the key there may be weight=X and priority=N, each once, and nothing else")
+        try:
+            terms[name] = _TERMS[name].read(value)
+        except ValueError as error:
+            raise LoadError(f"{place}: {name}: {error}") from None
+    return ApiKey(key, **terms)
+
+
+_TERMS = {"weight": number(MIN_WEIGHT, MAX_WEIGHT), "priority": integer(-MAX_PRIORITY, MAX_PRIORITY)}
 
 
 def _json_object(text: str) -> dict[str, Any]:

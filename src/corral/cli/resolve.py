@@ -12,6 +12,7 @@ from corral.config import (
     MAX_SLOTS_UNIFIED,
     MIB,
     AdapterConfig,
+    ApiKey,
     ContextConfig,
     EngineConfig,
     ModelConfig,
@@ -110,6 +111,8 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
         slot_prompt_similarity=args["slot_prompt_similarity"],
         n_ctx_checkpoints=args["ctx_checkpoints"],
         checkpoint_min_step=args["checkpoint_min_step"],
+        park_min_tokens=args["park_min_tokens"],
+        priority_age_ms=1000 * args["priority_age_s"],
         show_text=args["slots_debug"],
         audit=args["audit"],
     )
@@ -121,11 +124,18 @@ def _api_prefix(text: str) -> str:
     return f"/{text}" if text else ""
 
 
-def _api_keys(args: Parsed) -> tuple[str, ...]:
-    """Raises UsageError for an empty list: a variable that is not set must not open the server to all."""
+def _api_keys(args: Parsed) -> tuple[ApiKey, ...]:
+    """Raises UsageError for an empty list: a variable that is not set must not open the server to all.
+
+    Also for a key that is there twice and differs.
+    """
     if "api_key" in args.given and not args["api_key"]:
         raise UsageError("--api-key is empty: give a key, or leave the flag out for a server without keys")
-    return (*args["api_key"], *args["api_key_file"])
+    keys: dict[str, ApiKey] = {}
+    for key in (*map(ApiKey, args["api_key"]), *args["api_key_file"]):
+        if keys.setdefault(key.key, key) != key:
+            raise UsageError("an API key is given twice, with different weights or priorities")
+    return tuple(keys.values())
 
 
 def _server(args: Parsed) -> ServerConfig:
@@ -137,6 +147,7 @@ def _server(args: Parsed) -> ServerConfig:
         port=args["port"],
         api_prefix=_api_prefix(args["api_prefix"]),
         api_keys=_api_keys(args),
+        shared_cache=args["shared_cache"],
         alias=args["alias"],
         tags=args["tags"],
         endpoint_metrics=args["metrics"],

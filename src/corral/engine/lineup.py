@@ -82,14 +82,15 @@ def _share(queues: dict[Account, deque[Waiting]], tags: Tags) -> Iterator[Waitin
 def line_up(view: View, tags: Tags) -> list[Turn]:
     """All that wait, in the order in which they are offered idle slots.
 
-    Of a priority that has waited for long the first counts as of a higher one.
+    The first of a priority that has waited for long passes those of higher ones that have waited less.
     """
     held = sorted(view.held, key=lambda w: w.serial)
     order = list(in_turn(chain(held, view.waiting), tags))
     priorities = sorted({w.priority for w in order})
     turns = [(w, w.priority) for w in order]
+    urgency = {p: view.shares.urgency(p, view.now_ms) for p in priorities}
     for i, priority in enumerate(priorities[:-1]):
-        passed = [p for p in priorities[i + 1 :] if p < view.shares.urgency(priority, view.now_ms)]
+        passed = [p for p in priorities[i + 1 :] if urgency[p] < urgency[priority]]
         if passed:
             head = next(turn for turn in turns if turn[0].priority == priority)
             turns.remove(head)

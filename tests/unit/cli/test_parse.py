@@ -9,6 +9,7 @@ import pytest
 from corral.cli.flags import FLAGS
 from corral.cli.kinds import SWITCH
 from corral.cli.parse import Parsed, UsageError, parse
+from corral.config import ApiKey
 from corral.errors import LoadError
 
 
@@ -147,7 +148,7 @@ def test_what_is_wrong_is_said(words: tuple[str, ...], message: str) -> None:
 def test_files_are_read_where_they_are_named(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfirst\n\n second \n")
-    assert values("--api-key-file", str(keys))["api_key_file"] == ("first", "second")
+    assert values("--api-key-file", str(keys))["api_key_file"] == (ApiKey("first"), ApiKey("second"))
 
 
 @pytest.mark.parametrize("name", ["--api-key-file", "--chat-template-file", "--ssl-key-file", "--grammar-file"])

@@ -12,7 +12,8 @@ from corral.api.schemas.defaults import Defaults
 from corral.cli.flags import FLAGS
 from corral.cli.parse import Parsed, UsageError, parse
 from corral.cli.resolve import DEMO, Settings, resolve
-from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig, ServerConfig
+from corral.config import MIB, ApiKey, ContextConfig, EngineConfig, ModelConfig, ServerConfig
+from corral.errors import LoadError
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
 
 
@@ -132,8 +133,51 @@ def test_files_and_flags_add_up(tmp_path: Path) -> None:
     keys.write_text("b\n")
     template.write_text("{{ x }}")
     server = settings("--api-key", "a, c", "--api-key-file", str(keys), "--chat-template-file", str(template)).server
-    assert server.api_keys == ("a", "c", "b")
+    assert server.api_keys == (ApiKey("a"), ApiKey("c"), ApiKey("b"))
     assert server.chat_template == "{{ x }}"
+
+
+def key_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    return str(path)
+
+
+def test_n5_keys_have_weights_and_priorities(tmp_path: Path) -> None:
+    text = "# llama-server's format\nplain==\n\n  ann  weight=3 priority=-2\nbob priority=1\n#cy\nd#e weight=0.5\n"
+    server = settings("--api-key-file", key_file(tmp_path, text)).server
+    assert server.api_keys == (
+        ApiKey("plain=="),
+        ApiKey("ann", 3.0, -2),
+        ApiKey("bob", 1.0, 1),
+        ApiKey("d#e", 0.5, 0),
+    )
+    assert "ann" not in repr(server)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("sesame weight=0", "line 2: weight: 0.0 is too small"),
+        ("sesame weight=nan", "line 2: weight: 'nan' is not a finite number"),
+        ("sesame priority=101", "line 2: priority: 101 is too large"),
+        ("sesame priority=1.5", "line 2: priority: '1.5' is not a whole number"),
+        ("sesame open", "line 2: after the key there may be weight=X and priority=N"),
+        ("sesame weight=1 weight=1", "line 2: after the key there may be weight=X and priority=N, each once"),
+    ],
+)
+def test_n5_a_bad_line_of_keys_is_named_without_the_key(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        settings("--api-key-file", key_file(tmp_path, f"good\n{line}\n"))
+    assert says in str(caught.value)
+    assert "sesame" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_n5_a_key_has_one_weight(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "a weight=2\nb\n")
+    assert len(settings("--api-key", "b", "--api-key-file", path).server.api_keys) == 2
+    with pytest.raises(UsageError, match="given twice"):
+        settings("--api-key", "a", "--api-key-file", path)
 
 
 def test_tls_needs_both_files(tmp_path: Path) -> None:
@@ -170,7 +214,7 @@ def test_an_empty_key_does_not_open_the_server(keys: str) -> None:
     """As when a script passes a variable that is not set."""
     with pytest.raises(UsageError, match="--api-key is empty"):
         settings("--api-key", keys)
-    assert settings("--api-key", "a,b").server.api_keys == ("a", "b")
+    assert settings("--api-key", "a,b").server.api_keys == (ApiKey("a"), ApiKey("b"))
 
 
 @pytest.mark.parametrize(("text", "prefix"), [("foo", "/foo"), ("/foo/", "/foo"), ("/", ""), ("", ""), ("a/b", "/a/b")])

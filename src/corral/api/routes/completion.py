@@ -18,7 +18,7 @@ from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
-from corral.api.service import Service, cache_key, service_of
+from corral.api.service import Service, cache_key, service_of, tenant_of
 
 
 async def native(request: Request) -> Response:
@@ -70,6 +70,7 @@ def _job(
         tokenizer=service.runtime.model.tokenizer,
         model=service.model,
         key=cache_key(request, params.cache_salt),
+        tenant=tenant_of(request),
         special=service.defaults.special,
         borders=borders,
         adapters=service.adapters.chosen(params.lora),

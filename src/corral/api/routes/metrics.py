@@ -54,7 +54,8 @@ def _llamacpp_gauges(snapshot: EngineSnapshot, before: Counters) -> Iterator[str
     yield from _one("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens/s since last scrape.", prompt_rate)
     yield from _one("llamacpp:predicted_tokens_seconds", "gauge", "Tokens/s since last scrape.", predicted_rate)
     yield from _one("llamacpp:requests_processing", "gauge", "Busy slots.", snapshot.n_busy)
-    yield from _one("llamacpp:requests_deferred", "gauge", "Requests waiting for a slot.", len(snapshot.waiting))
+    n_deferred = len(snapshot.waiting) + len(snapshot.held)
+    yield from _one("llamacpp:requests_deferred", "gauge", "Requests waiting for a slot.", n_deferred)
     yield from _one("llamacpp:n_busy_slots_per_decode", "gauge", "Mean busy slots.", busy_per_decode)
 
 
@@ -67,6 +68,7 @@ def _corral(snapshot: EngineSnapshot) -> Iterator[str]:
     yield from _one("corral:kv_cells", "gauge", "KV cells in all.", snapshot.n_cells)
     yield from _one("corral:num_requests_running", "gauge", "Busy slots.", snapshot.n_busy)
     yield from _one("corral:num_requests_waiting", "gauge", "Queue length.", len(snapshot.waiting))
+    yield from _one("corral:num_requests_held", "gauge", "Parked requests without a slot.", len(snapshot.held))
     yield from _one("corral:snapshots", "gauge", "Prefixes kept in RAM.", snapshot.n_snapshots)
     yield from _one("corral:snapshot_bytes", "gauge", "Bytes of prefixes kept in RAM.", snapshot.snapshot_bytes)
     n_queries = c.n_prompt + c.n_prompt_cached

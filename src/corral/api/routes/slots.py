@@ -47,6 +47,7 @@ def _task_json(slot: SlotSnapshot, tokenizer: Tokenizer | None) -> Json:
     settings = public_settings_json if tokenizer is None else settings_json
     body: Json = {
         "id_task": task.id,
+        "priority": task.priority,
         "n_prompt_tokens": slot.n_tokens,
         "n_prompt_tokens_processed": slot.n_prompt_processed if busy else 0,
         "n_prompt_tokens_cache": slot.n_prompt_cached if busy else 0,

@@ -68,7 +68,18 @@ class CompletionFields(BaseModel):
     lora: list[AdapterScale] = Field(
         [], description="LoRA adapters for this request; those not named get scale 0. Empty: the server's default."
     )
-    cache_salt: str = Field("", description="Prefixes are shared only between requests with the same salt.")
+    cache_salt: str = Field(
+        "",
+        description="Prefixes are shared only between requests with the same salt, and of the same API key unless "
+        "--shared-cache is given: neither cached_tokens nor time tells one what others asked.",
+    )
+    priority: int | None = Field(
+        None,
+        ge=-100,
+        le=100,
+        description="Higher is more urgent: it goes first, and takes slots and KV cells from running requests of lower "
+        "priority, which are parked and go on later. Default: that of the API key, else 0.",
+    )
     id_slot: int = -1
     return_tokens: bool = False
     return_progress: bool = False

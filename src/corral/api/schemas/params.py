@@ -12,12 +12,15 @@ from corral.config import ServerConfig
 from corral.errors import InvalidRequest
 from corral.ids import SlotId, Token
 from corral.ports import Tokenizer
-from corral.tasks import Limits, Sampling
+from corral.tasks import MAX_PRIORITY, Limits, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """How to generate and how to answer. ``sse_ping_interval_s`` <= 0 sends no pings."""
+    """How to generate and how to answer.
+
+    ``priority`` None: that of the API key. ``sse_ping_interval_s`` <= 0 sends no pings.
+    """
 
     sampling: Sampling
     limits: Limits
@@ -26,6 +29,7 @@ class Params:
     include_usage: bool = False
     cache_prompt: bool = True
     cache_salt: str = ""
+    priority: int | None = None
     id_slot: SlotId | None = None
     return_tokens: bool = False
     return_progress: bool = False
@@ -50,6 +54,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         include_usage=_include_usage(fields) or server.always_usage,
         cache_prompt=fields.boolean("cache_prompt", defaults.cache_prompt),
         cache_salt=fields.text("cache_salt"),
+        priority=_priority(fields),
         return_tokens=fields.boolean("return_tokens"),
         return_progress=fields.boolean("return_progress"),
         timings_per_token=fields.boolean("timings_per_token"),
@@ -64,6 +69,12 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         sampling=read_sampling(fields, defaults.sampling, tokenizer),
         limits=_limits(fields, defaults.limits, n_predict),
     )
+
+
+def _priority(fields: Fields) -> int | None:
+    if fields.value("priority") is None:
+        return None
+    return fields.integer("priority", default=0, low=-MAX_PRIORITY, high=MAX_PRIORITY)
 
 
 def _limits(fields: Fields, default: Limits, n_predict: int) -> Limits:
