@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 MAX_ROWS = 256
 """The most rows a libllama context can have."""
@@ -79,9 +80,10 @@ class EngineConfig:
 
     ``itl_target_ms``: while a slot generates, a step (and so a gap between two tokens) should not exceed it.
     ``max_queue``: tasks that may wait for a slot; more are refused with 503. ``cache_ram_bytes``: budget of the RAM
-    tier, 0 switches it off, < 0 means no limit. ``min_shared_prefill`` tokens must be missing before a task waits for
-    another slot that computes them. Prefixes shorter than ``min_reuse`` are computed again: to bring them costs as
-    much, and rows of unequal length make more ubatches. Where memory cannot be cut back anywhere, up to
+    tier, 0 switches it off, < 0 means no limit. ``cache_disk``: the folder of the disk tier, None for none, and its
+    budget over all files, other processes' and models' too. ``min_shared_prefill`` tokens must be missing before a task
+    waits for another slot that computes them. Prefixes shorter than ``min_reuse`` are computed again: to bring them
+    costs as much, and rows of unequal length make more ubatches. Where memory cannot be cut back anywhere, up to
     ``n_ctx_checkpoints`` of a conversation are kept, but for its last messages ``checkpoint_min_step`` tokens apart,
     none before ``min_checkpoint``. ``park_min_tokens``: what a task may generate, once it has a slot, before it is
     parked for the fair share of another tenant; 0: it is never parked for that. Waiting for ``priority_age_ms`` > 0
@@ -92,6 +94,8 @@ class EngineConfig:
     itl_target_ms: float = 400.0
     max_queue: int = 1024
     cache_ram_bytes: int = 8192 * MIB
+    cache_disk: Path | None = None
+    cache_disk_bytes: int = 16 * GIB
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
     min_shared_prefill: int = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corral.ids import RowId, SnapshotId, Token
+from corral.ids import CacheKey, RowId, SnapshotId, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,20 @@ class Drop:
     snapshot: SnapshotId
 
 
-Op = Trim | Copy | Shift | Save | Load | Checkpoint | Restore | Drop
+@dataclass(frozen=True, slots=True)
+class Shelve:
+    """Hand the bytes of a snapshot and of those it rests on to the disk tier; they stay in RAM.
+
+    ``links`` are a snapshot, where it starts and its tokens from there on, each; the first is that with start 0.
+    Computing it all takes ``prefill_ms``.
+    """
+
+    key: CacheKey
+    links: tuple[tuple[SnapshotId, int, tuple[Token, ...]], ...]
+    prefill_ms: float
+
+
+Op = Trim | Copy | Shift | Save | Load | Checkpoint | Restore | Drop | Shelve
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ class MemoryTraits:
 class ModelInfo:
     """What a model says of itself. Token fields are None where the vocabulary has none.
 
-    ``meta`` holds the GGUF's scalar key-values as text. ``eog_tokens`` end a generation,
-    ``suppressed_tokens`` are never to be drawn.
+    ``fingerprint`` stands for the weights: models with the same compute the same. ``meta`` holds the GGUF's scalar key-
+    values as text. ``eog_tokens`` end a generation, ``suppressed_tokens`` are never to be drawn.
     """
 
     name: str
@@ -97,6 +97,7 @@ class ModelInfo:
     chat_template: str | None
     meta: dict[str, str]
     suppressed_tokens: frozenset[Token] = frozenset()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

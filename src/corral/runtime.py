@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
+from corral.engine.disk_entry import identity_of
+from corral.engine.disk_tier import DiskTier
 from corral.engine.sampling import new_row_sampler
 from corral.engine.thread import EngineThread
 from corral.errors import LoadError
-from corral.ports import AdapterInfo, Clock, Context, MemoryTraits, Model, Rollback
+from corral.ports import AdapterInfo, Context, MemoryTraits, Model, ModelInfo, Rollback
 from corral.tasks import Sampling
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Runtime:
             memory.warmup()
             loaded.tokenizer.piece(0, special=False)
 
-        return _start(loaded, memory, SystemClock(), engine, warm_up)
+        return _start(loaded, memory, context, engine, warm_up)
 
     @staticmethod
     def simulated(
@@ -71,7 +73,7 @@ class Runtime:
         from corral.sim.model import SimModel, SimSpec
 
         model = SimModel(SimSpec(seed=seed, adapters=adapters))
-        return _start(model, model.new_context(context), SystemClock(), engine)
+        return _start(model, model.new_context(context), context, engine)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raises InvalidRequest if no task with this sampling could run. From any thread."""
@@ -96,9 +98,36 @@ def _cuttable(model: LlamaModel, config: ContextConfig) -> LlamaContext:
 
 
 def _start(
-    model: Model, context: Context, clock: Clock, config: EngineConfig, first: Callable[[], None] | None = None
+    model: Model,
+    context: Context,
+    shape: ContextConfig,
+    config: EngineConfig,
+    first: Callable[[], None] | None = None,
 ) -> Runtime:
-    engine = Engine(model, context, clock, config)
-    thread = EngineThread(engine)
+    try:
+        disk = _open_disk(config, state_identity(model.info, shape, context.traits))
+    except BaseException:
+        context.close()
+        model.close()
+        raise
+    thread = EngineThread(Engine(model, context, SystemClock(), config, disk))
+    if disk:
+        disk.on_news = thread.wake
     thread.start(first)
     return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row)
+
+
+def _open_disk(config: EngineConfig, identity: str) -> DiskTier | None:
+    if config.cache_disk is None:
+        return None
+    return DiskTier(config.cache_disk, config.cache_disk_bytes, identity_of(identity))
+
+
+def state_identity(info: ModelInfo, config: ContextConfig, traits: MemoryTraits) -> str:
+    """All that the bytes of a saved row depend on besides its tokens and adapters (these are part of cache keys)."""
+    parts: list[object] = [info.fingerprint, "state", traits.state_version, "streams", traits.n_streams]
+    parts += ["kv", config.type_k, config.type_v, "flash", config.flash_attn, "window", traits.window]
+    parts += ["ranges", traits.ranges, "rope", config.rope_freq_base, config.rope_freq_scale]
+    if any(".rope.scaling." in key for key in info.meta):  # some such models compute otherwise in long contexts
+        parts += ["context", traits.n_cells_row]
+    return " ".join(map(str, parts))

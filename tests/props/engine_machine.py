@@ -18,6 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from corral.config import ContextConfig, EngineConfig
 from corral.engine.adapted import plain
 from corral.engine.core import Engine
+from corral.engine.disk_tier import DiskTier
 from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
 from corral.engine.slot import PRIVATE
 from corral.errors import DecodeFailed, ExceedContext
@@ -295,6 +296,7 @@ class Player:
     """Plays a history and raises AssertionError as soon as something is not as it must be."""
 
     setup: Setup
+    disk: DiskTier | None = None
     engine: Engine = field(init=False)
     context: SimContext = field(init=False)
     open: dict[TaskId, Heard] = field(default_factory=dict)
@@ -328,7 +330,7 @@ class Player:
             priority_age_ms=setup.priority_age_ms,
             audit=True,
         )
-        self.engine = Engine(MODEL, self.context, clock, scheduling)
+        self.engine = Engine(MODEL, self.context, clock, scheduling, self.disk)
 
     def play(self, ops: Sequence[Op]) -> Player:
         """Carry out everything, then step until all tasks have ended."""
@@ -491,8 +493,10 @@ class Player:
         for row in ledger.rows():
             assert self.context.tokens(row) == plain(ledger.tokens(row)), f"row {row} holds other tokens"
         if limit >= 0 and not self.setup.bad_loads:
-            store = self.engine.books.store
-            assert store.n_bytes - 20 * len(store) <= limit, f"{store.n_bytes} bytes kept, {limit} allowed"
+            books = self.engine.books
+            store, arrived = books.store, books.disk.arrived if books.disk else ()
+            n_arrived = sum(ledger.snapshot_bytes(s) for s in arrived if s in store)
+            assert store.n_bytes - 20 * len(store) - n_arrived <= limit, f"{store.n_bytes} bytes kept, {limit} allowed"
 
     def _key(self, row: RowId) -> str:
         ledger = self.engine.books.ledger

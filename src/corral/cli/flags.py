@@ -100,6 +100,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--shared-cache", k.SWITCH, False, "API keys reuse each other's prefixes, and can tell that they do"),
         _flag("--drain-s", k.number(0), 30.0, "seconds that running requests get at shutdown"),
         _flag("-cram --cache-ram", k.integer(-1), 8192, "MiB of RAM for idle prefixes; -1: no limit", "CACHE_RAM"),
+        _flag("--cache-disk", k.NEW_FOLDER, None, "folder for prefixes that leave RAM", "CACHE_DISK"),
+        _flag("--cache-disk-gib", k.number(0), 16.0, "GiB of all files in the folder at most", "CACHE_DISK_GIB"),
         _flag("--cache-prompt !--no-cache-prompt", k.SWITCH, True, "reuse prefixes by default", "CACHE_PROMPT"),
         _flag("--cache-reuse", k.COUNT, 0, "smallest chunk reused by moving it", "CACHE_REUSE", only=0),
         _flag(

@@ -8,6 +8,7 @@ from pathlib import Path
 from corral.api.schemas.defaults import Defaults
 from corral.cli.parse import Parsed, UsageError
 from corral.config import (
+    GIB,
     MAX_ROWS,
     MAX_SLOTS_UNIFIED,
     MIB,
@@ -107,6 +108,8 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
         itl_target_ms=args["itl_target_ms"],
         max_queue=args["max_queue"],
         cache_ram_bytes=-1 if ram < 0 else ram * MIB,
+        cache_disk=args["cache_disk"],
+        cache_disk_bytes=int(args["cache_disk_gib"] * GIB),
         cont_batching=args["cont_batching"],
         slot_prompt_similarity=args["slot_prompt_similarity"],
         n_ctx_checkpoints=args["ctx_checkpoints"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from corral.config import EngineConfig
 from corral.engine.cost import CostModel
+from corral.engine.disk_index import DiskIndex
 from corral.engine.draft import View, Waiting
 from corral.engine.fair import Shares
 from corral.engine.ledger import KvLedger
@@ -25,9 +26,10 @@ class Books:
     """One engine's state.
 
     ``held``: tasks that were parked and left their slots to others. ``samplers`` of every task that is somewhere.
-    ``discarded``: keys whose prefixes nobody may use any more. ``n_margin`` and ``n_no_room``: cells to leave free, and
-    passes in a row that found no room. ``gap_rent_ms``: what gaps between busy rows have cost since they opened.
-    ``n_admitted`` is the serial of the youngest generation.
+    ``discarded``: keys whose prefixes nobody may use any more. ``disk``: what is on disk, if there is such a tier.
+
+    ``n_margin`` and ``n_no_room``: cells to leave free, and passes in a row that found no room. ``gap_rent_ms``: what
+    gaps between busy rows have cost since they opened. ``n_admitted`` is the serial of the youngest generation.
     """
 
     config: EngineConfig
@@ -43,6 +45,7 @@ class Books:
     shares: Shares = field(default_factory=Shares)
     samplers: dict[TaskId, RowSampler] = field(default_factory=dict)
     discarded: list[CacheKey] = field(default_factory=list)
+    disk: DiskIndex | None = None
     next_snapshot: int = 0
     n_margin: int = 0
     n_no_room: int = 0
@@ -85,6 +88,7 @@ class Books:
             discarded=tuple(self.discarded),
             held=self.held,
             shares=self.shares,
+            disk=self.disk,
         )
 
     def generations(self) -> Iterator[Generation]:

@@ -13,7 +13,7 @@ from corral.engine.reuse import n_runs
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
 from corral.ids import SlotId, SnapshotId
-from corral.ops import Checkpoint, Copy, Drop, Load, Restore, Save, Trim
+from corral.ops import Checkpoint, Copy, Drop, Load, Restore, Save, Shelve, Trim
 from corral.ports import DecodeStatus
 
 log = logging.getLogger("corral.engine")
@@ -95,6 +95,8 @@ class Commit:
                 not result.is_done
             ):  # the row is empty now, and the bytes are no good
                 books.ledger.apply(Trim(row, 0))
+                if books.disk:
+                    books.disk.reject(snapshot)
                 self._give_up(snapshot)
             case Load(snapshot):
                 books.metrics.add("n_loaded")
@@ -103,6 +105,9 @@ class Commit:
                 books.metrics.add("n_restored")
             case Copy():
                 books.metrics.add("n_copied")
+            case Shelve():
+                books.metrics.add("n_shelved")
+                return
             case _:
                 return
         books.cost.learn_state(result.n_bytes, result.ms)

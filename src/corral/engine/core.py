@@ -13,6 +13,8 @@ from corral.engine import audit
 from corral.engine.adapted import settle
 from corral.engine.books import Books
 from corral.engine.commit import Commit
+from corral.engine.disk_tier import DiskTier
+from corral.engine.disk_work import DiskWork
 from corral.engine.draft import Waiting
 from corral.engine.executor import Executor
 from corral.engine.life import Life
@@ -31,6 +33,8 @@ from corral.tasks import SlotAction, Task, TaskGroup
 
 LINGER = 0.05
 MAX_LINGER_MS = 10.0
+WRITE_OUT_S = 15.0
+"""So long may the end of the engine be put off by what is to be kept on disk."""
 
 
 class Engine:
@@ -39,17 +43,21 @@ class Engine:
     ``books`` are for reading; ``snapshot`` is what other threads read; ``last_plan`` is that of the last step.
     """
 
-    def __init__(self, model: Model, context: Context, clock: Clock, config: EngineConfig) -> None:
+    def __init__(
+        self, model: Model, context: Context, clock: Clock, config: EngineConfig, disk: DiskTier | None = None
+    ) -> None:
+        """``disk`` becomes the engine's, which closes it."""
         self.books = Books.open(config, context.traits)
         self.last_plan = Plan()
         self._model = model
         self._context = context
         self._clock = clock
         self._unbooked_ms = 0.0
-        self._executor = Executor(context, self.books.store, clock)
+        self._executor = Executor(context, self.books.store, clock, disk)
         self._life = Life(self.books, model.info, model.tokenizer)
         self._commit = Commit(self.books, self._life)
         self._slot_work = SlotWork(self.books, context, self._executor, self._commit, clock)
+        self._disk_work = DiskWork(self.books, disk, clock) if disk else None
         self.snapshot: EngineSnapshot = publish(self.books)
 
     # --- from outside ----------------------------------------------------------------------------------------------
@@ -160,6 +168,8 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Move everything on by one forward pass at most; returns the events since the last step, in order."""
+        if self._disk_work:
+            self._disk_work.take_in()
         self._life.events.extend(self._slot_work.run())
         start_ms = self._clock.now_ms()
         self.last_plan = chosen = plan(self.books.view(start_ms))
@@ -168,6 +178,8 @@ class Engine:
             audit.check_batch(self.books, chosen)
         outcome = self._executor.run(chosen, self._slot_samplers(chosen))
         self._commit.record(chosen, outcome, start_ms)
+        if self._disk_work:
+            self._disk_work.start(chosen)
         if self.books.config.audit:
             audit.check(self.books, self._context)
         recorded_ms = self._clock.now_ms()
@@ -190,21 +202,38 @@ class Engine:
 
     def fail_all(self, error: CorralError) -> list[Event]:
         """Every task fails, and nothing in memory is trusted any more: what is left to do after a fault of our own."""
+        events = self._end_tasks(error)
+        for row in self.books.ledger.rows():
+            self._context.apply(Trim(row, 0))
+        self.books.forget_memory()
+        self.publish()
+        return events
+
+    def retire(self, error: CorralError) -> list[Event]:
+        """Every task that is left fails, then what is worth it goes to disk. The engine is of no use after it."""
+        events = self._end_tasks(error)
+        if self._disk_work:
+            self._disk_work.write_out(self._carry_out, WRITE_OUT_S)
+        self.publish()
+        return events
+
+    def _carry_out(self, chosen: Plan) -> None:
+        self._commit.record(chosen, self._executor.run(chosen, {}), self._clock.now_ms())
+
+    def _end_tasks(self, error: CorralError) -> list[Event]:
         books = self.books
         tasks = [t.id for t in books.queued()]
         tasks += [s.work.task.id for s in books.slots if s.generation]
         tasks += self._slot_work.waiting()
         self.cancel(tasks)
-        for row in books.ledger.rows():
-            self._context.apply(Trim(row, 0))
-        books.forget_memory()
-        self.publish()
         return [Failed(task, error) for task in tasks]
 
     def close(self) -> None:
         """Free samplers and context. The model stays the caller's."""
         for task in list(self.books.samplers):
             self.books.close_sampler(task)
+        if self._disk_work:
+            self._disk_work.close()
         self._context.close()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from corral.config import EngineConfig
 from corral.engine.adapted import marked
 from corral.engine.cost import NO_FEATURES, CostModel, Features
+from corral.engine.disk_index import DiskIndex
 from corral.engine.fair import Shares
 from corral.engine.ledger import KvLedger
 from corral.engine.plan import (
@@ -18,6 +19,7 @@ from corral.engine.plan import (
     Deferral,
     Effect,
     Evict,
+    Fetch,
     Keep,
     Park,
     Plan,
@@ -82,6 +84,7 @@ class View:
     discarded: Sequence[CacheKey] = ()
     held: Sequence[Waiting] = ()
     shares: Shares = field(default_factory=Shares)
+    disk: DiskIndex | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class Draft:
     admitted: list[Waiting] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     waits: list[SlotId] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
     deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
     spans: list[SlotSpan] = field(default_factory=list)
     begun: dict[SlotId, Begin] = field(default_factory=dict)
@@ -234,6 +238,7 @@ class Draft:
             admissions=tuple(self.admissions),
             waits=tuple(self.waits),
             actions=tuple(self.actions),
+            fetches=tuple(self.fetches),
             spans=tuple(sorted(self.spans, key=lambda s: s.span.row)),
             adapters=self.adapters,
             deferrals=self.deferrals,

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from corral.engine.adapted import plain
+from corral.engine.disk_entry import Entry, Part, owner_of
+from corral.engine.disk_tier import DiskTier
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import RowSampler, pick_rows
 from corral.engine.snapshots import SnapshotStore
 from corral.ids import AdapterSet, RowId, SlotId
-from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Span, Trim
+from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shelve, Span, Trim
 from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
 
 log = logging.getLogger("corral.engine")
@@ -49,12 +51,13 @@ class Outcome:
 
 
 class Executor:
-    """The only one that touches the context and the bytes in the RAM tier."""
+    """The only one that touches the context and the bytes in the RAM tier; it hands some of them to the disk tier."""
 
-    def __init__(self, context: Context, store: SnapshotStore, clock: Clock) -> None:
+    def __init__(self, context: Context, store: SnapshotStore, clock: Clock, disk: DiskTier | None = None) -> None:
         self._context = context
         self._traits = context.traits
         self._store = store
+        self._disk = disk
         self._clock = clock
         self._adapters: AdapterSet = ()
 
@@ -142,10 +145,22 @@ class Executor:
                 n_bytes, is_done = len(data), self._context.restore(row, n, data)
             case Drop(snapshot):
                 self._store.drop(snapshot)
+            case Shelve():
+                n_bytes = self._shelve(op)
         if not is_done:
             log.warning("%s failed (%d bytes)", op, n_bytes)
         first = self._context.bounds(op.row)[0] if isinstance(op, Save | Load) else 0
         return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms, first)
+
+    def _shelve(self, op: Shelve) -> int:
+        """The bytes are written later, by another thread; that they could not be is no fault of the plan."""
+        states = tuple(self._store.get(snapshot) or b"" for snapshot, _, _ in op.links)
+        if self._disk and all(states):
+            owner = owner_of(self._disk.identity, op.key)
+            pairs = zip(op.links, states, strict=True)
+            parts = tuple(Part(start, tokens, len(state)) for (_, start, tokens), state in pairs)
+            self._disk.put(Entry(self._disk.identity, owner, parts, op.prefill_ms), states)
+        return sum(map(len, states))
 
     def _can_cut(self, row: RowId, n: int) -> bool:
         """Whether it still can: with a window that may have changed since the plan was made."""

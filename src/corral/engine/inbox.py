@@ -49,6 +49,7 @@ class Inbox:
         self._cancels: list[Cancel] = []
         self._changed = Condition()
         self._is_closed = False
+        self._is_poked = False
 
     def put(self, message: Message) -> bool:
         """False if the box is closed to new groups; cancels are always taken.
@@ -87,11 +88,18 @@ class Inbox:
             self._messages.clear()
             return messages
 
+    def poke(self) -> None:
+        """Wake the reader, or let it not fall asleep: there is something elsewhere. From any thread."""
+        with self._changed:
+            self._is_poked = True
+            self._changed.notify()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return when there is a message, the box is closed, or the time is over; True if there is a message."""
         with self._changed:
-            if not self._messages and not self._cancels and not self._is_closed:
+            if not (self._messages or self._cancels or self._is_closed or self._is_poked):
                 self._changed.wait(timeout_s)
+            self._is_poked = False
             return bool(self._messages or self._cancels)
 
     def close(self) -> None:

@@ -153,6 +153,13 @@ class KvLedger:
         """Cells of the second pool that rows need: those within the window, each row's own."""
         return sum(min(n, self.traits.window) for n in self._cells.lengths())
 
+    def holder_key(self, holder: Holder) -> CacheKey:
+        """Raises KeyError for one that holds nothing."""
+        return self._tree.key(holder)
+
+    def holder_tokens(self, holder: Holder) -> list[Token]:
+        return self._tree.tokens(holder)
+
     def holder_length(self, holder: Holder) -> int:
         return self._tree.length(holder)
 
@@ -275,8 +282,18 @@ class KvLedger:
         """There was a forward pass: cells that were to move have moved."""
         self._unsettled.clear()
 
-    def adopt(self, snapshot: SnapshotId, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> None:
-        """A state from elsewhere is kept in RAM from now on. ``tokens`` are not empty."""
+    def adopt(
+        self,
+        snapshot: SnapshotId,
+        key: CacheKey,
+        tokens: Sequence[Token],
+        n_bytes: int,
+        start: int = 0,
+        base: SnapshotId | None = None,
+    ) -> None:
+        """A state from elsewhere is kept in RAM from now on, as if by a Save. ``tokens`` are not empty."""
+        if base is not None:
+            self._bases[snapshot] = (base, start)
         self._tree.extend(ram_holder(snapshot), key, tokens)
         self._snapshot_bytes[snapshot] = n_bytes
         self.touch(ram_holder(snapshot))

@@ -18,6 +18,7 @@ class Deferral(Enum):
     SIBLINGS = "not enough idle slots for all siblings"
     OTHER_PROMPT = "another slot is computing its prefix"
     NO_CELLS = "no room in the KV cache"
+    FROM_DISK = "its prefix is being read from disk"
     NO_BUDGET = "the step is full"
     OTHER_ADAPTERS = "another set of adapters has its turn"
 
@@ -74,6 +75,14 @@ class Arrange:
     """Memory is put in order for a slot's file; no slot changes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A file of the disk tier is to be read into RAM for a task that waits for it."""
+
+    task: TaskId
+    name: str
+
+
 Effect = Begin | Park | Relocate | Evict | Keep | Arrange
 
 
@@ -107,6 +116,7 @@ class Plan:
     admissions: tuple[Admission, ...] = ()
     waits: tuple[SlotId, ...] = ()
     actions: tuple[Action, ...] = ()
+    fetches: tuple[Fetch, ...] = ()
     spans: tuple[SlotSpan, ...] = ()
     adapters: AdapterSet = ()
     deferrals: dict[TaskId, Deferral] = field(default_factory=dict)
@@ -116,6 +126,11 @@ class Plan:
     @property
     def n_tokens(self) -> int:
         return sum(len(s.span.tokens) for s in self.spans)
+
+    @property
+    def only_waits(self) -> bool:
+        """Nothing is done: those who are there wait for something."""
+        return not (self.admissions or self.actions or self.fetches or self.spans)
 
     @property
     def is_empty(self) -> bool:

@@ -8,6 +8,7 @@ from corral.engine.draft import Draft
 from corral.engine.ledger import Tier, row_holder
 from corral.engine.plan import Evict, Park, Relocate
 from corral.engine.ranges import save_op
+from corral.engine.shelving import leave_ops, shelve_row_ops
 from corral.engine.slot import Slot
 from corral.ids import RowId, SnapshotId
 from corral.ops import Drop, Load, Op, Save, Trim
@@ -89,7 +90,7 @@ def save_ops(draft: Draft, row: RowId) -> list[Op]:
     save = save_op(ledger, row, draft.new_snapshot())
     room = room_ops(draft, draft.row_bytes(row, save.start), () if save.base is None else ledger.chain(save.base))
     if room is None:
-        return []
+        return shelve_row_ops(draft, row)
     if save.base is not None:
         return [*room, save]
     return [*_prefix_drops(draft, row, room), *room, save]
@@ -122,7 +123,7 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
 
 
 def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> list[Op] | None:
-    """Drops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
+    """Ops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
 
     Snapshots whose tokens others keep go first, then the least recently used; none on which others rest, nor
     ``spared`` ones or those that are about to be loaded.
@@ -137,7 +138,8 @@ def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> l
     drops: list[Op] = []
     if excess <= 0:
         return drops
-    pinned = {*draft.transient, *draft.spared, *spared}
+    arrived = draft.view.disk.arrived if draft.view.disk else ()
+    pinned = {*draft.transient, *draft.spared, *spared, *arrived}
     left = [s for s in ledger.snapshots() if s not in pinned]
     left.sort(key=lambda s: not ledger.is_redundant(ledger.holder_of(s)))
     children = ledger.children()
@@ -145,7 +147,7 @@ def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> l
         snapshot = next((s for s in left if not children.get(s)), None)
         if snapshot is None:
             return None
-        drops.append(Drop(snapshot))
+        drops.extend(leave_ops(draft, snapshot))
         excess -= ledger.snapshot_bytes(snapshot)
         left.remove(snapshot)
         for link in ledger.chain(snapshot)[-2:-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corral.engine.books import Books
+from corral.engine.disk_index import DiskIndex
 from corral.engine.ledger import KvLedger, Tier
 from corral.engine.slot import Memory, Slot
 from corral.engine.state import EngineSnapshot, SlotSnapshot
@@ -21,6 +22,8 @@ def publish(books: Books) -> EngineSnapshot:
         snapshot_bytes=books.store.n_bytes,
         snapshot_limit_bytes=books.config.cache_ram_bytes,
         held=tuple(task.id for held in books.held for task in held.group),
+        n_disk=len(books.disk) if books.disk else 0,
+        disk_bytes=books.disk.n_folder_bytes if books.disk else 0,
         counters=counters,
         histograms=histograms,
     )
@@ -48,7 +51,7 @@ def _slot(slot: Slot, books: Books) -> SlotSnapshot:
 
 
 def _idle_slot(slot: Slot, books: Books) -> SlotSnapshot:
-    n_tokens, kept = where_kept(slot.memory, books.ledger) if slot.memory else (0, "")
+    n_tokens, kept = where_kept(slot.memory, books.ledger, books.disk) if slot.memory else (0, "")
     return SlotSnapshot(
         id=slot.id,
         state=slot.state,
@@ -65,9 +68,12 @@ def _idle_slot(slot: Slot, books: Books) -> SlotSnapshot:
     )
 
 
-def where_kept(memory: Memory, ledger: KvLedger) -> tuple[int, str]:
+def where_kept(memory: Memory, ledger: KvLedger, disk: DiskIndex | None = None) -> tuple[int, str]:
     """How much of what an idle slot last held is still there, and where."""
     levels = ledger.match(memory.key, memory.tokens)
+    hit = disk.find(memory.key, memory.tokens) if disk else None
+    if hit and hit.n > (levels[-1].n if levels else 0):
+        return hit.n, "disk"
     if not levels:
         return 0, "evicted"
     rows = sorted(h.id for h in levels[-1].holders if h.tier is Tier.ROW)

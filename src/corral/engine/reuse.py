@@ -10,6 +10,7 @@ from corral.engine.plan import Begin, Deferral
 from corral.engine.pressure import carry_ops, evict, has_room, n_available, park_lower, reclaim, save_ops
 from corral.engine.radix import common_prefix
 from corral.engine.ranges import in_ram, load_ops, shared_part
+from corral.engine.shelving import waits_for_disk
 from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId, SnapshotId
 from corral.ops import Copy, Load, Op
@@ -30,6 +31,9 @@ def begin_all(draft: Draft) -> None:
         if waits_for_other(draft, want, draft.wants[:i], found[-1].n if found else 0):
             draft.waits.append(want.slot)
             draft.deferrals[want.task.id] = Deferral.OTHER_PROMPT
+        elif waits_for_disk(draft, want, found[-1].n if found else 0):
+            draft.waits.append(want.slot)
+            draft.deferrals[want.task.id] = Deferral.FROM_DISK
         else:
             ready.append(want)
     for i, want in enumerate(ready):

@@ -14,7 +14,7 @@ from corral.engine.state import SlotState
 from corral.engine.text import TextStream
 from corral.events import Timings, TokenProbs
 from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
-from corral.tasks import Task
+from corral.tasks import Task, TaskKind
 
 if TYPE_CHECKING:
     from corral.engine.sampling import RowSampler
@@ -39,13 +39,19 @@ lost (if anything) as PROCESSING_PROMPT. A task that left its slot for another e
 
 
 def prefix_key(task: Task) -> CacheKey:
-    """Whose prefixes the task may use: those of its adapters; without ``cache_prompt`` only its siblings'."""
-    if not task.cache_prompt:
+    """Whose prefixes the task may use: those of its adapters.
+
+    Without ``cache_prompt``, or if it does not generate, only its siblings'.
+    """
+    if not task.cache_prompt or task.kind not in GENERATING_KINDS:
         return CacheKey(f"{PRIVATE}{group_of(task)}")
     if task.adapters and not task.n_base:
         return CacheKey(f"{ADAPTED}{task.adapters}\0{task.cache_key}")
     return task.cache_key
 
+
+GENERATING_KINDS = frozenset({TaskKind.COMPLETION, TaskKind.INFILL})
+"""Prompts of embeddings, rerankings and decisions are computed otherwise: what they leave is no prefix of a text."""
 
 PRIVATE = "\0private "
 """Begins the keys of prefixes that are dropped with their task."""

@@ -79,6 +79,8 @@ class Counters:
     n_saved: int = 0
     n_loaded: int = 0
     n_copied: int = 0
+    n_shelved: int = 0
+    n_fetched: int = 0
     n_checkpoints: int = 0
     n_restored: int = 0
     step_ms: float = 0.0
@@ -91,6 +93,8 @@ class EngineSnapshot:
 
     KV counts are cells of the main pool, snapshots the RAM tier. ``n_leased`` cells belong to rows that busy slots
     hold; ``n_used - n_leased`` are cold prefixes.
+
+    ``n_disk``: prefixes on disk that this model can use; ``disk_bytes`` are those of the whole folder.
     ``recent`` are predicted and prompt tokens with their ms since the last metrics scrape was taken.
     """
 
@@ -103,6 +107,8 @@ class EngineSnapshot:
     snapshot_bytes: int
     snapshot_limit_bytes: int
     held: tuple[TaskId, ...] = ()
+    n_disk: int = 0
+    disk_bytes: int = 0
     counters: Counters = field(default_factory=Counters)
     histograms: dict[str, Histogram] = field(default_factory=dict)
 

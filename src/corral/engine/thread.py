@@ -90,6 +90,10 @@ class EngineThread:
         assert isinstance(event, SlotDone), event
         return event
 
+    def wake(self) -> None:
+        """Let the thread see what came from elsewhere than the inbox."""
+        self._inbox.poke()
+
     def cancel(self, tasks: Sequence[TaskId]) -> None:
         """Forget these tasks; ended or unknown ones are ignored. No further event of them is sent."""
         self._inbox.put(Cancel(tuple(tasks)))
@@ -124,7 +128,7 @@ class EngineThread:
             else:
                 self._inbox.wait()
         self._take_in()
-        self._send(self._engine.fail_all(Unavailable("the server is shutting down", retry_after_s=10)))
+        self._send(self._engine.retire(Unavailable("the server is shutting down", retry_after_s=10)))
 
     def _take_in(self) -> None:
         messages = self._inbox.drain()
@@ -157,7 +161,7 @@ class EngineThread:
             log.exception("the engine's step failed; all tasks end")
             events = self._engine.fail_all(ServerError("internal error in the engine; see the log"))
         self._send(events)
-        if not events and self._engine.last_plan.is_empty:
+        if not events and self._engine.last_plan.only_waits:
             self._inbox.wait(0.05)
 
     def _send(self, events: Sequence[Event]) -> None:

@@ -45,11 +45,16 @@ def _flush_folder(folder: Path) -> None:
             os.close(fd)
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a file is one that is being written, or was when its writer ended."""
+    return name.startswith(PREFIX) and name.endswith(SUFFIX)
+
+
 def sweep(folder: Path) -> None:
     """Remove what writers that were killed left behind. Never raises for a file that is gone or not ours."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX):
+            if is_unfinished(entry.name):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_S:
                         os.unlink(entry.path)

@@ -17,6 +17,7 @@ from corral.llama import library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
+from corral.llama.fingerprint import fingerprint
 from corral.llama.grammar import check_grammar
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
@@ -131,6 +132,7 @@ def _read_info(handle: Any, vocab: Any, path: Path) -> ModelInfo:
         chat_template=template.decode("utf-8", "replace") if template else None,
         meta=meta,
         suppressed_tokens=_suppressed(vocab),
+        fingerprint=fingerprint(path),
     )
 
 

@@ -120,5 +120,6 @@ def _info(spec: SimSpec) -> ModelInfo:
         add_bos=True,
         eog_tokens=frozenset({EOS, IM_END}),
         chat_template=CHAT_TEMPLATE,
+        fingerprint=f"sim {spec.seed} {spec.eos_every}",
         meta={"general.name": "sim", "general.architecture": "sim"},
     )

@@ -71,6 +71,8 @@ def _corral(snapshot: EngineSnapshot) -> Iterator[str]:
     yield from _one("corral:num_requests_held", "gauge", "Parked requests without a slot.", len(snapshot.held))
     yield from _one("corral:snapshots", "gauge", "Prefixes kept in RAM.", snapshot.n_snapshots)
     yield from _one("corral:snapshot_bytes", "gauge", "Bytes of prefixes kept in RAM.", snapshot.snapshot_bytes)
+    yield from _one("corral:disk_prefixes", "gauge", "Prefixes on disk for this model.", snapshot.n_disk)
+    yield from _one("corral:disk_bytes", "gauge", "Bytes of all prefixes on disk.", snapshot.disk_bytes)
     n_queries = c.n_prompt + c.n_prompt_cached
     yield from _one("corral:prefix_cache_queries_total", "counter", "Prompt tokens looked up.", n_queries)
     yield from _one("corral:prefix_cache_hits_total", "counter", "Prompt tokens found.", c.n_prompt_cached)
@@ -79,6 +81,8 @@ def _corral(snapshot: EngineSnapshot) -> Iterator[str]:
     yield from _one("corral:evictions_total", "counter", "Cold prefixes dropped from the cache.", c.n_evicted)
     yield from _one("corral:prefixes_saved_total", "counter", "Prefixes moved to RAM.", c.n_saved)
     yield from _one("corral:prefixes_loaded_total", "counter", "Prefixes moved back from RAM.", c.n_loaded)
+    yield from _one("corral:prefixes_shelved_total", "counter", "Prefixes handed to the disk.", c.n_shelved)
+    yield from _one("corral:prefixes_fetched_total", "counter", "Prefixes read from disk.", c.n_fetched)
     yield from _one("corral:prefixes_copied_total", "counter", "Prefixes shared between rows.", c.n_copied)
     yield from _one("corral:step_seconds_total", "counter", "Time in scheduler steps.", c.step_ms / 1e3)
     yield from _one("corral:forward_seconds_total", "counter", "Time in forward passes.", c.forward_ms / 1e3)

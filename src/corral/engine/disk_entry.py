@@ -1,0 +1,173 @@
+"""The files of the disk tier: one prefix each, never changed once it has its name.
+
+    "corralKV", u32 format, u32 parts, u64 bytes of all states, f64 ms to compute, 16 bytes identity, 16 bytes owner,
+    of each part u32 start, u32 tokens, u64 bytes of its state, then the tokens of all parts (i32 each),
+    16 bytes sum of all before, the states of all parts, 16 bytes sum of the first sum and the states
+
+A part is a snapshot of RAM: positions [start, start + tokens). The next begins within it or at its end, and what it has
+beyond that is not of this prefix.
+
+Sums are BLAKE2b: in the standard library, about as fast as a disk, without the interpreter lock, and long enough that
+a file that was damaged or put together from two is never taken for a good one. The second sum begins with the first,
+so states go with their tokens. The name is the identity and the sum of owner and tokens: the same prefix has the same
+name in every process, and a file under another's name is found out.
+
+The *identity* stands for everything that the bytes depend on besides tokens: model, library, kind of cache. The *owner*
+is a sum of the cache key (tenant and salt); neither is in the file in clear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from corral.ids import CacheKey, Token
+
+FORMAT = 1
+SUM_BYTES = 16
+_MAGIC = b"corralKV"
+_HEAD = struct.Struct("<8sIIQd16s16s")
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
+_PART = struct.Struct("<IIQ")
+MAX_PARTS = 4096
+
+
+class BadEntry(Exception):
+    """A file that is not a good entry; the message says why."""
+
+
+class OtherFormat(BadEntry):
+    """A file of another version of this format: of no use here, but no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``n_bytes`` of state for ``tokens`` from position ``start`` on."""
+
+    start: int
+    tokens: tuple[Token, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a file says of itself. ``owner`` is ``owner_of`` the cache key, ``tokens`` the whole prefix."""
+
+    identity: bytes
+    owner: bytes
+    parts: tuple[Part, ...]
+    prefill_ms: float
+    tokens: tuple[Token, ...] = field(init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", _path(self.parts))
+        digest = _sum(self.identity, self.owner, _packed(self.tokens))
+        object.__setattr__(self, "name", f"{self.identity.hex()[:16]}-{digest.hex()}.kv")
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all states."""
+        return sum(part.n_bytes for part in self.parts)
+
+    @property
+    def n_file_bytes(self) -> int:
+        return _n_file_bytes(len(self.parts), sum(len(part.tokens) for part in self.parts), self.n_bytes)
+
+
+def _path(parts: Sequence[Part]) -> tuple[Token, ...]:
+    """The tokens of the last part and of those it rests on, up to where the next begins."""
+    tokens: list[Token] = []
+    for part in parts:
+        del tokens[part.start :]
+        tokens += part.tokens
+    return tuple(tokens)
+
+
+def _n_file_bytes(n_parts: int, n_tokens: int, n_bytes: int) -> int:
+    return _HEAD.size + n_parts * _PART.size + 4 * n_tokens + n_bytes + 2 * SUM_BYTES
+
+
+def identity_of(text: str) -> bytes:
+    """16 bytes for a text that names everything the state's bytes depend on."""
+    return _sum(text.encode())
+
+
+def owner_of(identity: bytes, key: CacheKey) -> bytes:
+    """16 bytes that stand for a cache key; the same key has others under another model."""
+    return _sum(b"owner", identity, key.encode())
+
+
+def is_entry_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name))
+
+
+def is_of(name: str, identity: bytes) -> bool:
+    """Whether a file of this name belongs to this identity."""
+    return name.startswith(identity.hex()[:16] + "-")
+
+
+def pack(entry: Entry, states: Sequence[bytes]) -> Iterator[bytes]:
+    """The bytes of a file, in pieces; ``states`` are those of the parts."""
+    head = _HEAD.pack(
+        _MAGIC, FORMAT, len(entry.parts), entry.n_bytes, entry.prefill_ms, entry.identity, entry.owner
+    ) + b"".join(_PART.pack(part.start, len(part.tokens), part.n_bytes) for part in entry.parts)
+    head += b"".join(_packed(part.tokens) for part in entry.parts)
+    head_sum = _sum(head)
+    yield head + head_sum
+    yield from states
+    yield _sum(head_sum, *states)
+
+
+def read_entry(file: BinaryIO, n_file_bytes: int) -> tuple[Entry, bytes]:
+    """The entry at the beginning of a file, and its sum; the states follow. Raises BadEntry."""
+    raw = file.read(_HEAD.size)
+    if len(raw) < _HEAD.size:
+        raise BadEntry("cut short")
+    magic, version, n_parts, n_bytes, prefill_ms, identity, owner = _HEAD.unpack(raw)
+    if magic != _MAGIC:
+        raise BadEntry("not an entry of the cache")
+    if version != FORMAT:
+        raise OtherFormat(f"format {version} instead of {FORMAT}")
+    table = file.read(_PART.size * min(n_parts, MAX_PARTS))
+    shapes = [_PART.unpack_from(table, at) for at in range(0, len(table) - _PART.size + 1, _PART.size)]
+    n_tokens = sum(n for _, n, _ in shapes)
+    if len(shapes) != n_parts or _n_file_bytes(n_parts, n_tokens, n_bytes) != n_file_bytes:
+        raise BadEntry("not of the size it says")
+    words = file.read(4 * n_tokens)
+    head_sum = file.read(SUM_BYTES)
+    if _sum(raw, table, words) != head_sum or sum(n for _, _, n in shapes) != n_bytes:
+        raise BadEntry("damaged")
+    return Entry(identity, owner, _parts(shapes, struct.unpack(f"<{n_tokens}i", words)), prefill_ms), head_sum
+
+
+def _parts(shapes: Sequence[tuple[int, int, int]], tokens: tuple[Token, ...]) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    at = 0
+    for start, n_tokens, n_bytes in shapes:
+        parts.append(Part(start, tokens[at : at + n_tokens], n_bytes))
+        at += n_tokens
+    return tuple(parts)
+
+
+def read_states(file: BinaryIO, entry: Entry, head_sum: bytes) -> tuple[bytes, ...]:
+    """The states that follow an entry. Raises BadEntry."""
+    states = tuple(file.read(part.n_bytes) for part in entry.parts)
+    if sum(map(len, states)) != entry.n_bytes or _sum(head_sum, *states) != file.read(SUM_BYTES):
+        raise BadEntry("damaged")
+    return states
+
+
+def _packed(tokens: Sequence[Token]) -> bytes:
+    return struct.pack(f"<{len(tokens)}i", *tokens)
+
+
+def _sum(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=SUM_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

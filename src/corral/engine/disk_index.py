@@ -1,0 +1,111 @@
+"""What is on disk and on its way from there: the planner's view of the disk tier. Pure; ``disk_tier`` does the I/O.
+
+It is a tree of its own beside the ledger's. On disk keys are sums, and a plan's fork of the ledger must not copy the
+tokens of a thousand files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from corral.engine.disk_entry import Entry, owner_of
+from corral.engine.radix import RadixTree
+from corral.ids import CacheKey, SnapshotId, TaskId, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The first ``n`` tokens of what was asked for are in the file ``name``, which holds ``n_tokens``."""
+
+    name: str
+    n: int
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class DiskIndex:
+    """``fetching``: tasks that wait for a file. ``tried``: those that did, and do not wait again.
+
+    ``arrived``: snapshots made from files, and the tasks for which they were read; ``origin`` names their files, and
+    ``rejected`` are files whose bytes the context did not take. ``bytes_per_ms``: how fast files
+    are read, their checksum included. ``n_folder_bytes``: all files of the folder, other models' too.
+    """
+
+    identity: bytes
+    fetching: dict[TaskId, str] = field(default_factory=dict)
+    tried: set[TaskId] = field(default_factory=set)
+    arrived: dict[SnapshotId, frozenset[TaskId]] = field(default_factory=dict)
+    origin: dict[SnapshotId, str] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
+    bytes_per_ms: float = 5e5
+    n_folder_bytes: int = 0
+    _tree: RadixTree[str] = field(default_factory=RadixTree)
+    _entries: dict[str, Entry] = field(default_factory=dict)
+    _owners: dict[CacheKey, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def add(self, entry: Entry) -> None:
+        """A file is there, or will be soon."""
+        name = entry.name
+        if name not in self._entries and entry.tokens:
+            self._entries[name] = entry
+            self._tree.extend(name, CacheKey(entry.owner.hex()), entry.tokens)
+
+    def drop(self, name: str) -> None:
+        """A file is not there any more."""
+        if self._entries.pop(name, None):
+            self._tree.drop(name)
+
+    def find(self, key: CacheKey, tokens: Sequence[Token]) -> Hit | None:
+        """The file with most of these tokens; of several the smallest."""
+        levels = self._tree.match(CacheKey(self._owner(key).hex()), tokens)
+        if not levels:
+            return None
+        name = min(levels[-1].holders, key=lambda name: (len(self._entries[name].tokens), name))
+        entry = self._entries[name]
+        return Hit(name, levels[-1].n, len(entry.tokens), entry.n_bytes)
+
+    def holds(self, key: CacheKey, tokens: Sequence[Token]) -> bool:
+        """Whether a file has all of these tokens."""
+        hit = self.find(key, tokens)
+        return hit is not None and hit.n == len(tokens)
+
+    def tokens(self, name: str) -> tuple[Token, ...]:
+        return self._entries[name].tokens
+
+    def reject(self, snapshot: SnapshotId) -> None:
+        """The context did not take a snapshot; if it came from a file, that is no good."""
+        if snapshot in self.origin:
+            self.rejected.append(self.origin[snapshot])
+
+    def within(self, entry: Entry) -> list[str]:
+        """Files that hold a beginning of this entry's tokens and nothing else."""
+        levels = self._tree.match(CacheKey(entry.owner.hex()), entry.tokens)
+        return [n for level in levels for n in sorted(level.holders) if len(self._entries[n].tokens) == level.n]
+
+    def learn(self, n_bytes: int, ms: float) -> None:
+        """Reading a file of ``n_bytes`` took ``ms``."""
+        if n_bytes > 65536 and ms > 0:
+            self.bytes_per_ms += 0.2 * (n_bytes / ms - self.bytes_per_ms)
+
+    def forget_tasks(self, present: Iterable[TaskId]) -> None:
+        """Only these tasks still want a row."""
+        there = set(present)
+        self.fetching = {task: name for task, name in self.fetching.items() if task in there}
+        self.tried &= there
+        self.arrived = {snapshot: tasks for snapshot, tasks in self.arrived.items() if tasks & there}
+
+    def _owner(self, key: CacheKey) -> bytes:
+        if len(self._owners) > 10_000:  # salts of users: the sum is cheap to make again
+            self._owners.clear()
+        owner = self._owners.get(key)
+        if owner is None:
+            owner = self._owners[key] = owner_of(self.identity, key)
+        return owner

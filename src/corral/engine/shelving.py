@@ -1,0 +1,113 @@
+"""Which prefixes go to disk, and which tasks wait for one from there. Pure: part of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from corral.engine.adapted import is_adapted
+from corral.engine.disk_worth import is_worth_reading, is_worth_writing
+from corral.engine.draft import Draft, Want
+from corral.engine.ledger import Holder, Tier, ram_holder, row_holder
+from corral.engine.plan import Fetch
+from corral.ids import CacheKey, RowId, SnapshotId, Token
+from corral.ops import Drop, Op, Save, Shelve
+from corral.ports import Rollback
+
+UNSHARED = "\0"
+"""Begins the keys of what belongs to one task or conversation only: it never leaves the process."""
+
+
+def leave_ops(draft: Draft, snapshot: SnapshotId) -> list[Op]:
+    """Ops with which a snapshot leaves RAM: by way of the disk if it is worth it."""
+    return [*shelve_ops(draft, snapshot), Drop(snapshot)]
+
+
+def shelve_ops(draft: Draft, snapshot: SnapshotId) -> list[Op]:
+    """Ops that keep a snapshot on disk, too; none if others in memory have its tokens."""
+    ledger, holder = draft.ledger, draft.ledger.holder_of(snapshot)
+    if draft.view.disk is None or holder.tier is not Tier.RAM or ledger.is_redundant(holder):
+        return []
+    return _shelve_snapshot(draft, snapshot)
+
+
+def shelve_row_ops(draft: Draft, row: RowId) -> list[Op]:
+    """Ops that keep a row's tokens on disk where RAM has no place for them; the row stays."""
+    ledger = draft.ledger
+    if draft.view.disk is None or not ledger.is_settled(row) or not ledger.length(row):
+        return []
+    return [] if ledger.is_redundant(row_holder(row)) else _shelve_row(draft, row)
+
+
+def _shelve_snapshot(draft: Draft, snapshot: SnapshotId) -> list[Op]:
+    """With all it rests on: a file stands for itself."""
+    ledger, holder = draft.ledger, ram_holder(snapshot)
+    starts = {link: ledger.snapshot_start(link) for link in ledger.chain(snapshot)}
+    links = [(s, start, tuple(ledger.holder_tokens(ram_holder(s))[start:])) for s, start in starts.items()]
+    n_bytes = sum(map(ledger.snapshot_bytes, starts))
+    return _shelve(draft, ledger.holder_key(holder), ledger.holder_tokens(holder), links, n_bytes)
+
+
+def _shelve_row(draft: Draft, row: RowId) -> list[Op]:
+    """By way of a snapshot for this plan only."""
+    snapshot, key, tokens = draft.new_snapshot(), draft.ledger.key(row), draft.ledger.tokens(row)
+    shelve = _shelve(draft, key, tokens, [(snapshot, 0, tuple(tokens))], draft.row_bytes(row))
+    return [Save(row, snapshot), *shelve, Drop(snapshot)] if shelve else []
+
+
+def _shelve(
+    draft: Draft,
+    key: CacheKey,
+    tokens: Sequence[Token],
+    links: list[tuple[SnapshotId, int, tuple[Token, ...]]],
+    n_bytes: int,
+) -> list[Op]:
+    view = draft.view
+    assert view.disk is not None
+    if key.startswith(UNSHARED) or is_adapted(key, tokens):
+        return []  # adapters have numbers in this process only
+    if draft.ledger.traits.rollback is not Rollback.ANY:
+        return []  # of other memory a row alone is not enough: it needs its checkpoints
+    prefill_ms = view.cost.prefill_ms(len(tokens))
+    if not is_worth_writing(prefill_ms, n_bytes, view.disk.bytes_per_ms) or view.disk.holds(key, tokens):
+        return []
+    return [Shelve(key, tuple(links), prefill_ms)]
+
+
+def waits_for_disk(draft: Draft, want: Want, n_have: int) -> bool:
+    """Whether the task should wait for a file that holds more of its tokens than anybody in memory. Once at most."""
+    disk, task, cost = draft.view.disk, want.task.id, draft.view.cost
+    if disk is None or task in disk.tried or want.key.startswith(UNSHARED):
+        return False
+    if task in disk.fetching:
+        return True
+    hit = disk.find(want.key, want.tokens[: len(want.tokens) - 1])
+    if hit is None or hit.n - n_have < draft.view.config.min_reuse:
+        return False
+    saved_ms = cost.prefill_ms(hit.n) - cost.prefill_ms(n_have)
+    if not is_worth_reading(saved_ms, hit.n_bytes, disk.bytes_per_ms, cost.state_ms(hit.n_tokens)):
+        return False
+    draft.fetches.append(Fetch(task, hit.name))
+    return True
+
+
+def farewell_ops(draft: Draft) -> list[list[Op]]:
+    """What of rows and RAM is worth a place on disk when the engine ends, each with its ops, most time saved first."""
+    ledger = draft.ledger
+    holders = [ledger.holder_of(s) for s in ledger.snapshots()] + [row_holder(row) for row in ledger.cold_rows()]
+    kept: list[tuple[CacheKey, list[Token]]] = []
+    found: list[tuple[float, list[Op]]] = []
+    for holder in sorted(holders, key=lambda h: (-ledger.holder_length(h), h.tier is Tier.ROW)):
+        key, tokens = ledger.holder_key(holder), ledger.holder_tokens(holder)
+        if holder.tier is Tier.CHECKPOINT or any(k == key and t[: len(tokens)] == tokens for k, t in kept):
+            continue
+        if ops := _last_ops(draft, holder):
+            kept.append((key, tokens))
+            found.append((draft.view.cost.prefill_ms(len(tokens)), ops))
+    return [ops for _, ops in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _last_ops(draft: Draft, holder: Holder) -> list[Op]:
+    if holder.tier is Tier.RAM:
+        return _shelve_snapshot(draft, SnapshotId(holder.id))
+    row = RowId(holder.id)
+    return _shelve_row(draft, row) if draft.ledger.is_settled(row) else []

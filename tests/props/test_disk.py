@@ -1,0 +1,234 @@
+"""Conversations over restarts with a disk tier whose files come to harm: no wrong token, no crash, never."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.props.engine_machine import Player, Setup, Submit
+
+from corral.engine import disk_tier
+from corral.engine.disk_entry import identity_of
+from corral.engine.disk_tier import DiskTier
+from corral.engine.state import SlotState
+from corral.errors import Unavailable
+from corral.ids import CacheKey, TaskId, Token
+from corral.tasks import TaskKind
+
+LONG = os.environ.get("CORRAL_LONG") == "1"
+MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+SETUP = Setup(n_slots=2, n_ctx=100, n_batch=64, n_ubatch=64, cache_ram_bytes=500)
+Kept = dict[CacheKey, list[tuple[Token, ...]]]
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes' files are seen at once."""
+    monkeypatch.setattr(disk_tier, "RESCAN_S", 0.0)
+
+
+def start(folder: Path, setup: Setup = SETUP, kept: Kept | None = None, budget: int = 1 << 30) -> Player:
+    tier = DiskTier(folder, budget, identity_of(f"{setup.unified} {setup.n_slots}"), threaded=False)
+    return Player(setup, kept=kept if kept is not None else {}, disk=tier)
+
+
+def stop(player: Player) -> None:
+    assert player.engine.retire(Unavailable("over")) == []
+    player.engine.close()
+
+
+def talk(player: Player, stem: int, n_prompt: int = 60, key: str = "") -> int:
+    """One request; how many tokens of its prompt were there already."""
+    (task,) = player.submit(Submit(stem=stem, n_prompt=n_prompt, n_predict=4, salt=key))
+    player.drain()
+    return player.starts[task].n_cached
+
+
+@MEMORIES
+@pytest.mark.parametrize("ram", [0, 500, -1])
+def test_after_a_restart_conversations_go_on_from_disk(tmp_path: Path, unified: bool, ram: int) -> None:
+    setup = replace(SETUP, unified=unified, cache_ram_bytes=ram)
+    first = start(tmp_path, setup)
+    for stem in range(3):
+        assert talk(first, stem) < 5
+    stop(first)
+    second = start(tmp_path, setup, first.kept)
+    for stem in range(3):
+        assert talk(second, stem, 80) >= 60
+    assert second.engine.snapshot.counters.n_fetched == 3
+    assert second.engine.snapshot.counters.n_prompt <= 3 * 20
+
+
+@MEMORIES
+def test_what_leaves_ram_comes_back_from_disk_without_a_restart(tmp_path: Path, unified: bool) -> None:
+    player = start(tmp_path, replace(SETUP, unified=unified, n_slots=1))
+    for turn in range(2):
+        for stem in range(3):
+            n_cached = talk(player, stem, 60 + 10 * turn, key=f"user {stem}")
+            assert n_cached >= 60 * turn
+    assert player.engine.snapshot.counters.n_shelved >= 1
+    assert player.engine.snapshot.counters.n_fetched >= 1
+    assert player.engine.snapshot.n_disk >= 1
+
+
+def test_the_slot_says_where_its_prefix_is(tmp_path: Path) -> None:
+    player = start(tmp_path, replace(SETUP, n_slots=2, cache_ram_bytes=0))
+    player.submit(Submit(stem=0, n_prompt=60, n_predict=4, id_slot=0))
+    player.drain()
+    for stem in (1, 2):
+        player.submit(Submit(stem=stem, n_prompt=80, n_predict=4, id_slot=1))
+        player.drain()
+    assert player.engine.snapshot.slots[0].kept == "disk"
+    assert player.engine.snapshot.slots[0].n_tokens >= 60
+
+
+def test_each_turn_of_a_conversation_replaces_the_turn_before(tmp_path: Path) -> None:
+    kept: Kept = {}
+    for n_prompt in (50, 60, 70, 80):
+        player = start(tmp_path, kept=kept)
+        player.submit(Submit(stem=0, n_prompt=n_prompt, n_predict=0))
+        stop(player.drain())
+        assert len(os.listdir(tmp_path)) == 1
+
+
+def test_n7_keys_do_not_meet_on_disk(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    talk(first, 0, key="ann")
+    stop(first)
+    second = start(tmp_path, kept=first.kept)
+    assert talk(second, 0, key="bob") == 0
+    assert talk(second, 0, key="ann") == 59
+    assert talk(second, 0) == 0
+
+
+def test_what_is_private_never_gets_there(tmp_path: Path) -> None:
+    player = start(tmp_path)
+    player.submit(Submit(stem=0, n_prompt=60, n_predict=4, cache_prompt=False))
+    player.drain()
+    stop(player)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", [TaskKind.EMBEDDING, TaskKind.RERANK])
+def test_only_prompts_of_generation_have_prefixes(kind: TaskKind) -> None:
+    from corral.engine.slot import PRIVATE, prefix_key
+    from corral.tasks import Task
+
+    assert prefix_key(Task(TaskId(1), (1, 2), kind=kind)).startswith(PRIVATE)
+    assert not prefix_key(Task(TaskId(1), (1, 2))).startswith(PRIVATE)
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    one, other = start(tmp_path), start(tmp_path)
+    other.kept = one.kept
+    talk(one, 0)
+    stop(one)
+    talk(other, 1)  # whoever comes in is a reason to look
+    assert talk(other, 0, 80) >= 60
+
+
+def test_a_task_whose_file_was_read_for_nothing_does_not_wait_again(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    talk(first, 0)
+    stop(first)
+    second = start(tmp_path, replace(SETUP, bad_loads=frozenset({0})), first.kept)
+    assert talk(second, 0) == 0
+    assert second.engine.snapshot.counters.n_fetched == 1
+    assert os.listdir(tmp_path) == []  # the context did not take it
+
+
+def test_a_task_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    talk(first, 0)
+    stop(first)
+    second = start(tmp_path, kept=first.kept)
+    (task,) = second.submit(Submit(stem=0, n_prompt=60, n_predict=4))
+    second.step()
+    assert second.engine.snapshot.slots[1].state is SlotState.WAIT_OTHER
+    second.forget(task)
+    second.drain()
+    assert second.engine.snapshot.n_snapshots == 0
+    assert talk(second, 0) == 59
+
+
+# --- harm ------------------------------------------------------------------------------------------------------------
+
+
+def _pick(folder: Path, draw: random.Random) -> Path:
+    return draw.choice(sorted(folder.glob("*.kv")))
+
+
+def _cut(folder: Path, draw: random.Random) -> None:
+    path = _pick(folder, draw)
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def _flip(folder: Path, draw: random.Random) -> None:
+    path = _pick(folder, draw)
+    raw = bytearray(path.read_bytes())
+    if raw:
+        raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
+        path.write_bytes(raw)
+
+
+def _swap(folder: Path, draw: random.Random) -> None:
+    a, b = _pick(folder, draw), _pick(folder, draw)
+    raw = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(raw)
+
+
+def _splice(folder: Path, draw: random.Random) -> None:
+    """The head of one, the rest of another."""
+    a, b = _pick(folder, draw).read_bytes(), _pick(folder, draw)
+    at = draw.randrange(len(a) + 1)
+    b.write_bytes(a[:at] + b.read_bytes()[at:])
+
+
+def _delete(folder: Path, draw: random.Random) -> None:
+    _pick(folder, draw).unlink()
+
+
+def _forbid(folder: Path, draw: random.Random) -> None:
+    _pick(folder, draw).chmod(0)
+
+
+HARMS: list[Callable[[Path, random.Random], None]] = [_cut, _flip, _flip, _swap, _splice, _delete, _forbid]
+
+
+class Refusing:
+    """``os.open`` for files without permissions, as it is for those who are not root."""
+
+    def __init__(self) -> None:
+        self._open = os.open
+
+    def __call__(self, path: str | Path, flags: int, *more: int) -> int:
+        if str(path).endswith(".kv") and os.path.lexists(path) and not os.stat(path).st_mode & 0o400:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return self._open(path, flags, *more)
+
+
+@MEMORIES
+@pytest.mark.timeout(1800)
+def test_files_that_come_to_harm_are_misses(tmp_path: Path, unified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some come to harm before a server starts, some while it runs and knows them. The player checks every token."""
+    monkeypatch.setattr(os, "open", Refusing())
+    draw, n_harms, n_fetched = random.Random(unified), 500 if LONG else 120, 0
+    setup, kept = replace(SETUP, unified=unified), {}
+    for _ in range(n_harms // 2):
+        player = start(tmp_path, setup, kept, budget=4000)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4000
+        for turn in range(3):
+            if turn == 1 and list(tmp_path.glob("*.kv")):
+                draw.choice(HARMS)(tmp_path, draw)
+            talk(player, draw.randrange(3), draw.randrange(40, 95), key=draw.choice(["", "a", "b"]))
+        stop(player)
+        n_fetched += player.engine.snapshot.counters.n_fetched
+        if list(tmp_path.glob("*.kv")):
+            draw.choice(HARMS)(tmp_path, draw)
+    assert n_fetched > n_harms / 4, "the files were hardly used"
