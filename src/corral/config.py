@@ -85,9 +85,10 @@ class EngineConfig:
     waits for another slot that computes them. Prefixes shorter than ``min_reuse`` are computed again: to bring them
     costs as much, and rows of unequal length make more ubatches. Where memory cannot be cut back anywhere, up to
     ``n_ctx_checkpoints`` of a conversation are kept, but for its last messages ``checkpoint_min_step`` tokens apart,
-    none before ``min_checkpoint``. ``park_min_tokens``: what a task may generate, once it has a slot, before it is
-    parked for the fair share of another tenant; 0: it is never parked for that. Waiting for ``priority_age_ms`` > 0
-    counts as much as one priority more. ``show_text`` puts what is generated into snapshots.
+    none before ``min_checkpoint``. ``context_shift``: a generation that fills its context goes on with a part of it.
+    ``park_min_tokens``: what a task may generate, once it has a slot, before it is parked for the fair share of another
+    tenant; 0: it is never parked for that. Waiting for ``priority_age_ms`` > 0 counts as much as one priority more.
+    ``show_text`` puts what is generated into snapshots.
     """
 
     n_slots: int = 4
@@ -103,6 +104,7 @@ class EngineConfig:
     n_ctx_checkpoints: int = 32
     checkpoint_min_step: int = 8192
     min_checkpoint: int = 64
+    context_shift: bool = False
     park_min_tokens: int = 64
     priority_age_ms: float = 10_000.0
     show_text: bool = False

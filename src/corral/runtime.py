@@ -13,6 +13,7 @@ from corral.engine.core import Engine
 from corral.engine.disk_entry import identity_of
 from corral.engine.disk_tier import DiskTier
 from corral.engine.sampling import new_row_sampler
+from corral.engine.shift import can_move
 from corral.engine.thread import EngineThread
 from corral.errors import LoadError
 from corral.ports import AdapterInfo, Context, MemoryTraits, Model, ModelInfo, Rollback
@@ -104,6 +105,9 @@ def _start(
     config: EngineConfig,
     first: Callable[[], None] | None = None,
 ) -> Runtime:
+    if config.context_shift and not can_move(context.traits):
+        log.warning("--context-shift is ignored: this model's memory cannot be shifted")
+        config = replace(config, context_shift=False)
     try:
         disk = _open_disk(config, state_identity(model.info, shape, context.traits))
     except BaseException:

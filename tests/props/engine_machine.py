@@ -16,19 +16,22 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from corral.config import ContextConfig, EngineConfig
-from corral.engine.adapted import plain
+from corral.engine.adapted import marked, plain
 from corral.engine.core import Engine
 from corral.engine.disk_tier import DiskTier
+from corral.engine.plan import Begin, Park, Shorten
 from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
-from corral.engine.slot import PRIVATE
+from corral.engine.shift import n_kept
+from corral.engine.slot import PRIVATE, prefix_key
 from corral.errors import DecodeFailed, ExceedContext
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason
 from corral.ids import AdapterId, AdapterSet, CacheKey, RowId, SlotId, TaskId, TenantId, Token
+from corral.ops import Trim
 from corral.ports import AdapterInfo, DecodeStatus, Picked
 from corral.sim.clock import VirtualClock
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
-from corral.sim.oracle import solo
+from corral.sim.oracle import Shifting, solo
 from corral.tasks import Limits, Sampling, Task
 
 if TYPE_CHECKING:
@@ -60,12 +63,16 @@ MAX_STEPS = 3000
 
 @dataclass(frozen=True)
 class Setup:
-    """The engine and the memory under it. ``n_ctx`` is what one task may use; the keys of ``faults`` count decodes."""
+    """The engine and the memory under it. ``n_ctx`` is what one task may use; the keys of ``faults`` count decodes.
+
+    On unified KV the pool is ``n_shares`` times as large.
+    """
 
     unified: bool = True
     n_slots: int = 2
     n_ctx: int = 40
     n_spare: int = 0
+    n_shares: int = 1
     n_batch: int = 16
     n_ubatch: int = 8
     itl_target_ms: float = 20.0
@@ -77,13 +84,14 @@ class Setup:
     shared_cache: bool = False
     park_min_tokens: int = 4
     priority_age_ms: float = 10_000.0
+    shift: bool = False
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
 
     @property
     def n_cells(self) -> int:
         """Of the whole pool on unified KV, of all rows together on split KV."""
-        return self.n_ctx if self.unified else self.n_ctx * self.n_slots
+        return self.n_ctx * self.n_shares if self.unified else self.n_ctx * self.n_slots
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,9 @@ class Submit:
     stop: str = ""
     seed: int | None = None
     adapters: AdapterSet = ()
+    n_keep: int = 0
+    n_discard: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,7 @@ TAILS = st.lists(st.integers(97, 99), max_size=5).map(tuple)
 
 
 @st.composite
-def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
+def setups(draw: DrawFn, unified: bool, faulty: bool, shift: bool | None) -> Setup:
     n_slots = draw(st.integers(1, 5))
     n_ubatch = draw(st.sampled_from([4, 8, 16, 64]))
     faults = draw(st.dictionaries(st.integers(0, 60), STATUSES, max_size=8)) if faulty else {}
@@ -166,6 +177,7 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         n_slots=n_slots,
         n_ctx=draw(st.sampled_from([24, 40, 64, 100])),
         n_spare=draw(st.integers(0, 4)) if unified else 0,
+        n_shares=draw(st.sampled_from([1, 1, 2, 3])) if unified else 1,
         n_batch=max(n_slots, n_ubatch, draw(st.sampled_from([8, 16, 64]))),
         n_ubatch=n_ubatch,
         itl_target_ms=draw(st.sampled_from([5.0, 20.0, 100.0, 1000.0])),
@@ -177,6 +189,7 @@ def setups(draw: DrawFn, unified: bool, faulty: bool) -> Setup:
         shared_cache=draw(st.booleans()),
         park_min_tokens=draw(st.sampled_from([0, 1, 4, 12])),
         priority_age_ms=draw(st.sampled_from([20.0, 200.0, 10_000.0])),
+        shift=draw(st.integers(0, 3)) == 0 if shift is None else shift,
         faults=tuple(sorted(faults.items())),
         bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
     )
@@ -200,6 +213,8 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
         adapters=draw(SETS) if setup.with_adapters else (),
+        n_keep=draw(st.sampled_from([0, 0, 5, -1])) if setup.shift else 0,
+        n_discard=draw(st.sampled_from([0, 0, 1, 7, 99])) if setup.shift else 0,
     )
 
 
@@ -210,9 +225,9 @@ def ops(setup: Setup) -> SearchStrategy[Op]:
 
 
 @st.composite
-def histories(draw: DrawFn, unified: bool = True, faulty: bool = False) -> History:
+def histories(draw: DrawFn, unified: bool = True, faulty: bool = False, shift: bool | None = None) -> History:
     """Four lists rather than one: they are longer that way, and each still shrinks to nothing."""
-    setup = draw(setups(unified, faulty))
+    setup = draw(setups(unified, faulty, shift))
     several = st.lists(ops(setup), max_size=12)
     return History(setup, tuple(op for _ in range(4) for op in draw(several)))
 
@@ -238,11 +253,16 @@ class OneRow:
 
 @lru_cache(maxsize=4096)
 def alone(
-    prompt: tuple[Token, ...], n_predict: int, sampling: Sampling, adapters: AdapterSet, n_base: int
+    prompt: tuple[Token, ...],
+    n_predict: int,
+    sampling: Sampling,
+    adapters: AdapterSet,
+    n_base: int,
+    shifting: Shifting | None = None,
 ) -> tuple[Token, ...]:
     """What the task would draw alone and cold."""
     sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
-    return solo(prompt, n_predict, model=MODEL, sampler=sampler, adapters=adapters, n_base=n_base)
+    return solo(prompt, n_predict, model=MODEL, sampler=sampler, adapters=adapters, n_base=n_base, shifting=shifting)
 
 
 def activated(task: Task) -> tuple[AdapterSet, int]:
@@ -264,12 +284,20 @@ def cells(task: Task, answer: tuple[Token, ...] = ()) -> list[Cell]:
     return [(token, adapters if i >= n_base else ()) for i, token in enumerate(task.prompt + answer)]
 
 
-def expected(task: Task, n_ctx: int) -> tuple[tuple[Token, ...], str, StopReason]:
+def expected(task: Task, n_ctx: int, shift: bool = False) -> tuple[tuple[Token, ...], str, StopReason]:
     """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
     n_max = n_ctx - len(task.prompt)
     n_predict = task.limits.n_predict
-    n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
-    tokens = alone(task.prompt, n_predict, task.sampling, *activated(task))
+    shifting = None
+    if shift:
+        shifting = Shifting(n_ctx, n_kept(task.n_keep, len(task.prompt), MODEL.info.add_bos, n_ctx), task.n_discard)
+    else:
+        n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
+    return ended(task, alone(task.prompt, n_predict, task.sampling, *activated(task), shifting))
+
+
+def ended(task: Task, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], str, StopReason]:
+    """Where a stop string ends these tokens, if one does, with their text and the reason."""
     for n in range(1, len(tokens) + 1) if task.limits.stop else ():
         before, found, _ = MODEL.tokenizer.detokenize(tokens[:n], special=False).partition(task.limits.stop[0])
         if found:
@@ -304,6 +332,8 @@ class Player:
     failed: dict[TaskId, Failed] = field(default_factory=dict)
     starts: dict[TaskId, Started] = field(default_factory=dict)
     kept: dict[CacheKey, list[list[Cell]]] = field(default_factory=dict)
+    left: list[tuple[CacheKey, tuple[Token, ...]]] = field(default_factory=list)
+    inexact: set[TaskId] = field(default_factory=set)
     n_tasks: int = 0
     n_steps: int = 0
 
@@ -318,7 +348,8 @@ class Player:
             kv_unified=setup.unified,
         )
         faults = Faults(decode=dict(setup.faults).get, load=setup.bad_loads.__contains__)
-        self.context = MODEL.new_context(config, clock, faults=faults)
+        model = SimModel(replace(MODEL.spec, n_ctx_train=setup.n_ctx))
+        self.context = model.new_context(config, clock, faults=faults)
         scheduling = EngineConfig(
             n_slots=setup.n_slots,
             itl_target_ms=setup.itl_target_ms,
@@ -328,6 +359,7 @@ class Player:
             min_reuse=setup.min_reuse,
             park_min_tokens=setup.park_min_tokens,
             priority_age_ms=setup.priority_age_ms,
+            context_shift=setup.shift,
             audit=True,
         )
         self.engine = Engine(MODEL, self.context, clock, scheduling, self.disk)
@@ -364,15 +396,16 @@ class Player:
 
     def _submit(self, op: Submit, prompt: tuple[Token, ...], key: CacheKey | None = None) -> list[TaskId]:
         parent = TaskId(self.n_tasks + 1)
-        sampling = [
-            Sampling(temperature=0.0) if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)
-        ]
+        n_predict = 2 * self.setup.n_ctx if self.setup.shift and op.n_predict < 0 else op.n_predict
+        greedy = Sampling(temperature=0.0)
+        drawn = [greedy if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)]
+        sampling = [replace(s, ignore_eos=op.ignore_eos) for s in drawn]
         group = tuple(
             Task(
                 TaskId(parent + i),
                 prompt,
                 sampling=sampling[i],
-                limits=Limits(n_predict=op.n_predict, stop=(op.stop,) if op.stop else ()),
+                limits=Limits(n_predict=n_predict, stop=(op.stop,) if op.stop else ()),
                 cache_key=self._cache_key(op) if key is None else key,
                 tenant=TenantId(op.tenant),
                 weight=WEIGHTS[op.tenant],
@@ -382,6 +415,8 @@ class Player:
                 index=i,
                 parent=None if i == 0 else parent,
                 adapters=op.adapters,
+                n_keep=op.n_keep,
+                n_discard=op.n_discard,
             )
             for i in range(op.n)
         )
@@ -422,11 +457,42 @@ class Player:
         self.n_steps += 1
         assert self.n_steps <= MAX_STEPS, f"no end: {[s.state.value for s in self.engine.books.slots]}"
         events = self.engine.step()
+        self._note_inexact()
         for event in events:
             assert event.task_id in self.open, f"an event of a task that is over: {event}"
             self._hear(self.open[event.task_id], event)
         self._check_memory()
         return events
+
+    def _note_inexact(self) -> None:
+        """Who need not say what the oracle of shifts says: what it moved was computed anew, or it goes on with moved
+        cells, which only one may do that begins with all that such a conversation left."""
+        books = self.engine.books
+        for action in self.engine.last_plan.actions:
+            match action.effect:
+                case Shorten(slot, _) if any(isinstance(op, Trim) for op in action.ops) or not action.ops:
+                    self._disturb(books.slots[slot].last_task)
+                case Park(slot) if books.slots[slot].generation is None or books.slots[slot].work.truncated:
+                    self._disturb(books.slots[slot].last_task)
+                case Begin(slot, row, n) if n and books.ledger.own_key(row) is not None:
+                    self._note_moved(books.slots[slot].last_task)
+        for held in books.held:
+            if held.generation and held.generation.truncated:
+                self._disturb(held.group[0])
+        for memory in (s.memory for s in books.slots):
+            if memory and memory.is_shifted:
+                self.left.append((memory.owner, tuple(memory.tokens)))
+
+    def _note_moved(self, task: Task | None) -> None:
+        assert task is not None
+        known = [tokens for key, tokens in self.left if key == prefix_key(task)]
+        given = task.id in self.inexact or any(tuple(marked(task))[: len(t)] == t for t in known)
+        assert given, f"task {task.id} was given moved cells"
+        self._disturb(task)
+
+    def _disturb(self, task: Task | None) -> None:
+        assert task is not None and self.setup.shift
+        self.inexact.add(task.id)
 
     # --- the referee -----------------------------------------------------------------------------------------------
 
@@ -457,7 +523,7 @@ class Player:
             assert started.slot_id == task.id_slot, f"asked for slot {task.id_slot}: {started}"
         assert started.n_prompt == len(task.prompt)
         assert 0 <= started.n_cached < started.n_prompt, f"nothing left to compute: {started}"
-        if task.parent is None:
+        if task.parent is None and not self.setup.shift:
             others = self.kept.get(task.cache_key, []) if task.cache_prompt else []
             n_known = max((n_alike(seen, cells(task)) for seen in others), default=0)
             assert started.n_cached <= n_known, f"{started} with {n_known} tokens known under its key"
@@ -467,12 +533,17 @@ class Player:
 
     def _check_answer(self, heard: Heard, end: Finished) -> None:
         task = heard.task
-        tokens, text, reason = expected(task, self.setup.n_ctx)
+        n_ctx, shift = self.setup.n_ctx, self.setup.shift
+        tokens, text, reason = expected(task, n_ctx, shift)
+        if task.id in self.inexact:
+            tokens, text, reason = ended(task, end.tokens)
+            assert len(tokens) == task.limits.n_predict or reason is not StopReason.LIMIT, f"ended early: {end}"
         assert end.tokens == tokens, f"task {task.id}: {end.tokens} is not {tokens}"
         assert end.text == text == heard.text, f"task {task.id}: {heard.text!r}, {end.text!r}, expected {text!r}"
         assert end.reason is reason, f"task {task.id}: {end.reason} is not {reason}"
         assert heard.tokens == tokens[: len(heard.tokens)], "chunks carry other tokens than the answer"
-        assert end.truncated == (reason is StopReason.LIMIT and len(task.prompt + tokens) == self.setup.n_ctx)
+        is_full = len(task.prompt + tokens) > n_ctx if shift else len(task.prompt + tokens) == n_ctx
+        assert end.truncated == (is_full and (shift or reason is StopReason.LIMIT))
         assert end.timings.n_cached + end.timings.n_prompt == len(task.prompt)
         assert end.timings.n_predicted == len(tokens)
 

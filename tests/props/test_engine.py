@@ -27,7 +27,8 @@ from corral.engine.life import Life
 from corral.engine.offers import Offer, offers
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import pick_rows
-from corral.engine.slot import Generation, Slot, prefix_key
+from corral.engine.shift import Cut, choose_cut
+from corral.engine.slot import Generation, Memory, Slot, prefix_key
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
 from corral.ids import CacheKey, RowId
@@ -74,6 +75,18 @@ def test_faults_on_split_kv_harm_only_the_tasks_of_their_batch(history: History)
     play(history)
 
 
+@given(st.booleans().flatmap(lambda unified: histories(unified=unified, shift=True)))
+@settings(max_examples=N_HISTORIES)
+def test_shifted_contexts_disturb_nobody(history: History) -> None:
+    play(history)
+
+
+@given(st.booleans().flatmap(lambda unified: histories(unified=unified, faulty=True, shift=True)))
+@settings(max_examples=N_HISTORIES)
+def test_faults_beside_shifted_contexts_harm_only_the_tasks_of_their_batch(history: History) -> None:
+    play(history)
+
+
 # --- the referee is worth something: each planted fault is found within a few hundred histories -----------------------
 
 
@@ -92,6 +105,7 @@ def _goes_wrong(history: History) -> bool:
 
 
 BOTH = st.booleans().flatmap(lambda unified: histories(unified=unified))
+SHIFTING = st.booleans().flatmap(lambda unified: histories(unified=unified, shift=True))
 FAULTY = st.booleans().flatmap(lambda unified: histories(unified=unified, faulty=True))
 
 
@@ -241,6 +255,34 @@ def test_siblings_that_draw_from_the_wrong_logits_are_found(monkeypatch: pytest.
 def test_a_cache_in_ram_beyond_its_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "room_ops", lambda draft, n_bytes: [])
     assert finds(BOTH)
+
+
+def test_moved_cells_that_are_offered_to_all_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KvLedger, "own_key", lambda self, row: self.key(row) if self.length(row) else None)
+    assert finds(SHIFTING)
+
+
+def test_moved_cells_that_the_next_in_the_slot_is_given_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generous(memory: Memory | None, *_: object) -> CacheKey | None:
+        return memory.key if memory is not None and memory.is_shifted else None
+
+    monkeypatch.setattr("corral.engine.draft.inherited_key", generous)
+    monkeypatch.setattr("corral.engine.life.inherited_key", generous)
+    assert finds(SHIFTING)
+
+
+def test_a_move_of_cells_that_others_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cells, "owns_from", lambda self, row, n: True)
+    assert finds(histories(unified=True, shift=True))
+
+
+def test_a_shift_of_one_token_more_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(n_computed: int, n_keep: int, n_discard: int) -> Cut | None:
+        cut = choose_cut(n_computed, n_keep, n_discard)
+        return cut and replace(cut, discard=min(cut.discard + 1, n_computed - n_keep - 1))
+
+    monkeypatch.setattr("corral.engine.approximate.choose_cut", greedy)
+    assert finds(SHIFTING)
 
 
 # --- histories that went wrong once ----------------------------------------------------------------------------------

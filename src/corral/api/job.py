@@ -64,6 +64,8 @@ def make_job(
         weight=tenant.weight,
         priority=tenant.priority if params.priority is None else params.priority,
         id_slot=params.id_slot,
+        n_keep=params.n_keep,
+        n_discard=params.n_discard,
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
         stream=params.stream,

@@ -53,4 +53,4 @@ def _rate(n: int, ms: float) -> float:
 
 
 def _reason(end: Finished) -> str:
-    return "context full" if end.truncated else end.reason.value
+    return f"{end.reason.value}, context full" if end.truncated else end.reason.value

@@ -18,7 +18,7 @@ _NAMES = """
 --cache-type-k-draft -ctvd --cache-type-v-draft --draft-p-split --draft-p-min --draft --draft-n --draft-max
 --draft-min --draft-n-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot
 --cache-idle-slots --no-cache-idle-slots
---context-shift --spm-infill --pooling --embedding --embeddings --embd-normalize --rerank --reranking -mm --mmproj
+--spm-infill --pooling --embedding --embeddings --embd-normalize --rerank --reranking -mm --mmproj
 -mmu --mmproj-url --mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens
 --image-max-tokens --mtmd-batch-max-tokens --media-path --reuse-port --path --ui-config --webui-config
 --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --tools --tools-runtime --mcp-servers-config
@@ -29,7 +29,7 @@ _NAMES = """
 """
 _PREFIXES = ("--spec-", "--video-", "--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _OFF_SWITCHES = """
---no-context-shift --no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent
+--no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent
 --no-skip-chat-parsing --no-spec-draft-backend-sampling
 """
 

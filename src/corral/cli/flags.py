@@ -99,6 +99,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--priority-age-s", k.number(0.1), 10.0, "seconds of waiting that count as one priority more"),
         _flag("--shared-cache", k.SWITCH, False, "API keys reuse each other's prefixes, and can tell that they do"),
         _flag("--drain-s", k.number(0), 30.0, "seconds that running requests get at shutdown"),
+        _flag(
+            "--context-shift !--no-context-shift",
+            k.SWITCH,
+            False,
+            "generations that fill their context drop a part of it and go on",
+            "CONTEXT_SHIFT",
+        ),
         _flag("-cram --cache-ram", k.integer(-1), 8192, "MiB of RAM for idle prefixes; -1: no limit", "CACHE_RAM"),
         _flag("--cache-disk", k.NEW_FOLDER, None, "folder for prefixes that leave RAM", "CACHE_DISK"),
         _flag("--cache-disk-gib", k.number(0), 16.0, "GiB of all files in the folder at most", "CACHE_DISK_GIB"),
@@ -164,7 +171,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "Defaults of requests": (
         _flag("-n --predict --n-predict", k.integer(-1), -1, "tokens to generate; -1: up to the context", "N_PREDICT"),
-        _flag("--keep", k.integer(-1), 0, "prompt tokens that a context shift keeps", note="there is no context shift"),
+        _flag("--keep", k.integer(-1), 0, "first tokens that a context shift keeps; -1: the prompt"),
         _flag("-r --reverse-prompt", k.ESCAPED, (), "stop string; repeatable", repeats=True),
         _flag("-sp --special", k.SWITCH, False, "print control tokens"),
         _flag("--temp --temperature", k.number(), _S.temperature, "temperature; 0: greedy", "TEMPERATURE"),

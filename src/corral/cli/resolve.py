@@ -111,6 +111,7 @@ def _engine(args: Parsed, n_slots: int) -> EngineConfig:
         cache_disk=args["cache_disk"],
         cache_disk_bytes=int(args["cache_disk_gib"] * GIB),
         cont_batching=args["cont_batching"],
+        context_shift=args["context_shift"],
         slot_prompt_similarity=args["slot_prompt_similarity"],
         n_ctx_checkpoints=args["ctx_checkpoints"],
         checkpoint_min_step=args["checkpoint_min_step"],

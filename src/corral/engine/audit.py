@@ -6,7 +6,7 @@ from collections import Counter
 
 from corral.engine.adapted import adapters_at, n_alike
 from corral.engine.books import Books
-from corral.engine.ledger import row_holder
+from corral.engine.ledger import SHIFTED, row_holder
 from corral.engine.plan import Plan
 from corral.engine.slot import Slot
 from corral.engine.state import SlotState
@@ -23,6 +23,7 @@ def check(books: Books, context: Context) -> None:
         _check_slot(slot, books)
     _check_context(books, context)
     _check_tasks(books)
+    _check_moved(books)
     stored = {s for s in books.ledger.snapshots() if s in books.store}
     assert len(stored) == len(books.store) == len(books.ledger.snapshots()), "RAM tier and ledger differ"
     assert books.store.n_bytes == books.ledger.total_snapshot_bytes, "RAM tier and ledger differ in bytes"
@@ -71,6 +72,15 @@ def _check_context(books: Books, context: Context) -> None:
         assert end == books.ledger.length(row), f"row {row}: context {first, end}"
         if books.traits.rollback is not Rollback.WHOLE_ROW:
             assert first == books.ledger.first(row_holder(row)), f"row {row}: context {first, end}"
+
+
+def _check_moved(books: Books) -> None:
+    """What was moved belongs to one conversation, running or idle, or is about to be forgotten."""
+    keys = [work.own_key for work in books.generations() if work.own_key is not None]
+    keys += [s.memory.key for s in books.slots if s.memory and s.memory.is_shifted]
+    assert len(set(keys)) == len(keys), f"moved cells belong to several slots: {keys}"
+    stray = {k for k in books.ledger.cache_keys() if k.startswith(SHIFTED)} - {*keys, *books.discarded}
+    assert not stray, f"moved cells belong to nobody: {stray}"
 
 
 def _check_tasks(books: Books) -> None:

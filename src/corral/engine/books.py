@@ -100,9 +100,17 @@ class Books:
         """All tasks without a slot."""
         return (task for waiting in (*self.held, *self.waiting) for task in waiting.group)
 
+    def forget_slot(self, slot: Slot) -> None:
+        """The idle slot stands for nothing any more; what was moved was for it alone."""
+        if slot.memory is not None and slot.memory.is_shifted:
+            self.discarded.append(slot.memory.key)
+        slot.memory = None
+
     def forget_memory(self) -> None:
         """All rows are empty and nothing is kept in RAM. For idle slots only."""
+        n_shifted = self.ledger.n_shifted
         self.ledger = KvLedger(self.traits)
+        self.ledger.n_shifted = n_shifted  # keys of moved rows are never used again: idle slots may remember them
         self.store.clear()
         self.discarded.clear()
 

@@ -8,7 +8,7 @@ from corral.engine.books import Books
 from corral.engine.executor import OpResult, Outcome
 from corral.engine.ledger import ram_holder, row_holder
 from corral.engine.life import Life
-from corral.engine.plan import Action, Admission, Begin, Evict, Keep, Park, Plan, Relocate, SlotSpan
+from corral.engine.plan import Action, Admission, Begin, Evict, Keep, Park, Plan, Relocate, Shorten, SlotSpan
 from corral.engine.reuse import n_runs
 from corral.engine.state import SlotState
 from corral.errors import DecodeFailed
@@ -134,6 +134,8 @@ class Commit:
                 books.ledger.release(moved.lease)
                 moved.lease = books.ledger.lease(row)
                 books.gap_rent_ms = 0.0
+            case Shorten(slot, cut):
+                self._life.shorten(books.slots[slot], cut)
             case Evict(kept):
                 books.metrics.add("n_evicted", not kept)
             case Keep():
@@ -147,6 +149,7 @@ class Commit:
         if plan.adapters == books.turns.current:  # a change of adapters has a price of its own
             books.cost.learn(plan.shape, outcome.forward_ms)
         self._count_pass(plan, outcome)
+        books.ledger.settle()
         for span in plan.spans:
             slot = books.slots[span.slot]
             books.ledger.extend(span.span.row, slot.work.key, span.span.tokens)

@@ -24,9 +24,10 @@ from corral.engine.plan import (
     Park,
     Plan,
     Relocate,
+    Shorten,
     SlotSpan,
 )
-from corral.engine.slot import Generation, Slot, group_of, prefix_key
+from corral.engine.slot import Generation, Slot, group_of, inherited_key, prefix_key
 from corral.engine.state import SlotState
 from corral.engine.turns import Turns
 from corral.ids import AdapterSet, CacheKey, RowId, SlotId, SnapshotId, TaskId, Token
@@ -89,7 +90,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A task that is bound to a slot and has no row. ``tokens`` are marked (``adapted``)."""
+    """A task that is bound to a slot and has no row. ``tokens`` are marked (``adapted``).
+
+    ``key`` is where it looks for prefixes, ``own_key`` where moved cells of its conversation are, if there are any.
+    """
 
     slot: SlotId
     task: Task
@@ -99,6 +103,7 @@ class Want:
     group: TaskId
     urgency: int = 0
     serial: int = NEWEST
+    own_key: CacheKey | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +132,7 @@ class Draft:
     spans: list[SlotSpan] = field(default_factory=list)
     begun: dict[SlotId, Begin] = field(default_factory=dict)
     parked: set[SlotId] = field(default_factory=set)
+    shortened: set[SlotId] = field(default_factory=set)
     moved: dict[SlotId, RowId] = field(default_factory=dict)
     transient: list[SnapshotId] = field(default_factory=list)
     spared: set[SnapshotId | None] = field(default_factory=set)
@@ -156,6 +162,8 @@ class Draft:
                 self._release(slot)
                 self.ledger.lease(row)
                 self.moved[slot] = row
+            case Shorten(slot, _):
+                self.shortened.add(slot)
             case Evict() | Keep() | Arrange():
                 pass
         self.actions.append(Action(effect, ops))
@@ -204,7 +212,9 @@ class Draft:
     def admit(self, task: Task, slot: SlotId, urgency: int) -> None:
         """A task of the queue gets an idle slot."""
         self.admissions.append(Admission(task.id, slot, urgency))
-        self.wants.append(Want(slot, task, marked(task), 0, prefix_key(task), group_of(task), urgency))
+        memory, tokens = self.view.slots[slot].memory, marked(task)
+        own_key = inherited_key(memory, task, tokens, self.view.config.context_shift)
+        self.wants.append(Want(slot, task, tokens, 0, prefix_key(task), group_of(task), urgency, own_key=own_key))
 
     def resume(self, work: Generation, slot: SlotId, urgency: int) -> None:
         """A held task gets an idle slot: from here on the view shows it parked there."""
@@ -250,7 +260,8 @@ class Draft:
 def want_of(slot: Slot) -> Want:
     """What a busy slot wants computed."""
     work = slot.work
-    return Want(slot.id, work.task, work.tokens, work.n_decoded, work.key, work.group, work.urgency, work.serial)
+    key, group = work.key, work.group
+    return Want(slot.id, work.task, work.tokens, work.n_decoded, key, group, work.urgency, work.serial, work.own_key)
 
 
 def standing(view: View, slot: Slot) -> tuple[int, float, int]:

@@ -13,7 +13,7 @@ from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import RowSampler, pick_rows
 from corral.engine.snapshots import SnapshotStore
 from corral.ids import AdapterSet, RowId, SlotId
-from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shelve, Span, Trim
+from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shelve, Shift, Span, Trim
 from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
 
 log = logging.getLogger("corral.engine")
@@ -127,7 +127,7 @@ class Executor:
         match op:
             case Trim(row, n):
                 is_done = self._can_cut(row, n) and self._context.apply(op)
-            case Copy():
+            case Copy() | Shift():
                 is_done = self._context.apply(op)
             case Save(row, snapshot, start):
                 data = self._context.save(row, start)

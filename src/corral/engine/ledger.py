@@ -197,6 +197,10 @@ class KvLedger:
         """Everything that keeps a prefix under the key."""
         return [h for h in self._tree.holders() if self._tree.key(h) == key]
 
+    def cache_keys(self) -> set[CacheKey]:
+        """All keys under which something is kept."""
+        return {self._tree.key(h) for h in self._tree.holders()}
+
     def rows(self) -> Iterator[RowId]:
         return (RowId(i) for i in range(self.traits.n_rows))
 

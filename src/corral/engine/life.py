@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from corral.engine.adapted import marked, marked_token, plain
+from corral.engine.adapted import marked, marked_token
 from corral.engine.books import Books
 from corral.engine.draft import Waiting
 from corral.engine.ledger import Lease
 from corral.engine.plan import Admission
-from corral.engine.slot import PRIVATE, Generation, Memory, Slot
+from corral.engine.shift import Cut, can_move, choose_cut, n_kept
+from corral.engine.slot import PRIVATE, Generation, Memory, Slot, inherited_key
 from corral.engine.state import SlotState
 from corral.engine.text import Piece, TextStream
 from corral.errors import CorralError
@@ -23,6 +24,7 @@ class Life:
         self.events: list[Event] = []
         self._books = books
         self._eog = info.eog_tokens
+        self._add_bos = info.add_bos
         self._tokenizer = tokenizer
 
     # --- beginnings ------------------------------------------------------------------------------------------------
@@ -40,6 +42,9 @@ class Life:
             books.waiting.remove(waiting)
         books.n_admitted += 1
         slot.move(SlotState.STARTED)
+        own_key = inherited_key(slot.memory, task, marked(task), books.config.context_shift)
+        if own_key is None:
+            books.forget_slot(slot)
         slot.last_task, slot.memory = task, None
         slot.generation = Generation(
             task=task,
@@ -52,6 +57,8 @@ class Life:
             seed=books.samplers[task.id].seed,
             urgency=admission.urgency,
             rowless_ms=now_ms,
+            n_keep=n_kept(task.n_keep, len(task.prompt), self._add_bos, books.n_ctx_slot),
+            own_key=own_key,
         )
         books.shares.admitted(task, now_ms)
         books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
@@ -60,8 +67,9 @@ class Life:
         work = held.generation
         assert work is not None
         self._books.held.remove(held)
+        self._books.forget_slot(slot)
         slot.move(SlotState.PARKED)
-        slot.generation, slot.last_task, slot.memory = work, work.task, None
+        slot.generation, slot.last_task = work, work.task
         work.urgency, work.n_start, work.rowless_ms = urgency, work.n_decoded, now_ms
         self._books.shares.admitted(work.task, now_ms)
 
@@ -97,7 +105,8 @@ class Life:
     def hold(self, slot: Slot, now_ms: float) -> None:
         """The task leaves its slot to another one, and goes on in whichever it gets later."""
         books, work = self._books, slot.work
-        slot.memory = self._memory(work)
+        memory = self._memory(slot)
+        slot.memory = None if memory and memory.is_shifted else memory  # what was moved goes with the task
         self._give_up_row(slot, now_ms)
         books.shares.arrive(work.task, books.queued(), now_ms)
         books.held.append(Waiting((work.task,), now_ms, generation=work))
@@ -112,6 +121,19 @@ class Life:
         if slot.state is not SlotState.PARKED:
             work.n_parked += 1
             self._books.metrics.add("n_parked")
+
+    def shorten(self, slot: Slot, cut: Cut) -> None:
+        """A piece was taken out of the full context. What could not be moved is computed as if it were prompt."""
+        work, ledger = slot.work, self._books.ledger
+        work.tokens = cut.apply(work.tokens)
+        work.truncated = True
+        self._books.metrics.add("n_shifted")
+        if slot.lease is None:
+            return
+        work.computed = ledger.length(slot.lease.row)
+        work.own_key = ledger.own_key(slot.lease.row) or work.own_key
+        if work.n_pending > 1 and slot.state is SlotState.GENERATING:
+            slot.move(SlotState.PROCESSING_PROMPT)
 
     # --- computing -------------------------------------------------------------------------------------------------
 
@@ -157,6 +179,7 @@ class Life:
             slot.move(SlotState.GENERATING)
         self._time_token(work, now_ms)
         work.tokens.append(marked_token(work.task, picked.token))
+        work.generated.append(picked.token)
         self._books.shares.charge(work.task, 1)
         probs = self._probs(work, picked)
         piece = self._push(work, picked.token, probs)
@@ -200,7 +223,7 @@ class Life:
             return StopReason.WORD
         if token in self._eog:
             return StopReason.EOS
-        if len(work.tokens) >= self._books.n_ctx_slot:
+        if len(work.tokens) >= self._books.n_ctx_slot and not self._may_shorten(work):
             work.truncated = True
             return StopReason.LIMIT
         if 0 <= limits.n_predict <= n_decoded or work.text.indent_stop:
@@ -208,6 +231,12 @@ class Life:
         if 0 <= limits.t_max_predict_ms < now_ms - work.prompt_done_ms and work.text.has_new_line:
             return StopReason.LIMIT
         return None
+
+    def _may_shorten(self, work: Generation) -> bool:
+        books = self._books
+        if not books.config.context_shift or not can_move(books.traits):
+            return False
+        return choose_cut(len(work.tokens) - 1, work.n_keep, work.task.n_discard) is not None
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +260,7 @@ class Life:
             reason=reason,
             stopping_word=work.text.stopped or "",
             text=work.text.text,
-            tokens=plain(work.tokens[work.n_prompt :]),
+            tokens=tuple(work.generated),
             probs=tuple(work.probs),
             timings=work.timings(),
             n_tokens_cached=work.computed,
@@ -260,16 +289,21 @@ class Life:
 
     def _leave(self, slot: Slot) -> None:
         work = slot.work
-        slot.memory = self._memory(work)
+        slot.memory = self._memory(slot)
         if slot.lease is not None:
             self._release(slot)
         self._vacate(slot)
         self._forget(work)
 
-    def _memory(self, work: Generation) -> Memory | None:
-        if not work.computed or work.key.startswith(PRIVATE):
+    def _memory(self, slot: Slot) -> Memory | None:
+        """What the slot will stand for when it is idle; nothing of what nobody may use again."""
+        work, ledger = slot.work, self._books.ledger
+        if slot.lease is None or not work.computed or work.key.startswith(PRIVATE):
             return None
-        return Memory(work.key, work.tokens[: work.computed])
+        row = slot.lease.row
+        if not ledger.is_settled(row):
+            return None
+        return Memory(ledger.own_key(row) or work.key, work.tokens[: work.computed], work.key)
 
     def _vacate(self, slot: Slot) -> None:
         self._books.n_released += 1
@@ -283,6 +317,8 @@ class Life:
         books.close_sampler(work.task.id)
         if work.key.startswith(PRIVATE) and not any(other.key == work.key for other in books.generations()):
             books.discarded.append(work.key)
+        if work.own_key is not None and not any(s.memory and s.memory.key == work.own_key for s in books.slots):
+            books.discarded.append(work.own_key)
 
     def _release(self, slot: Slot) -> None:
         assert slot.lease is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from corral.engine.cost import NO_FEATURES, Features
+from corral.engine.shift import Cut
 from corral.ids import AdapterSet, RowId, SlotId, TaskId
 from corral.ops import Op, Span
 
@@ -83,7 +84,15 @@ class Fetch:
     name: str
 
 
-Effect = Begin | Park | Relocate | Evict | Keep | Arrange
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """The slot's generation fills its context and goes on without a piece of it."""
+
+    slot: SlotId
+    cut: Cut
+
+
+Effect = Begin | Park | Relocate | Evict | Keep | Arrange | Shorten
 
 
 @dataclass(frozen=True, slots=True)

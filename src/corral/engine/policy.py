@@ -1,13 +1,14 @@
 """The planner: a pure function from what is to what the next step does. No I/O, no clock, no random numbers.
 
-Order of a plan: tasks are bound to slots; cells for running generations are secured; rows are given out, the most
-urgent and oldest first; each generating slot gets its token; prompts get chunks of what is left. The last two for one
-set of adapters.
+Order of a plan: tasks are bound to slots; full contexts are shortened; cells for running generations are secured; rows
+are given out, the most urgent and oldest first; each generating slot gets its token; prompts get chunks of what is
+left. The last two for one set of adapters.
 """
 
 from __future__ import annotations
 
 from corral.engine.adapted import adapters_at
+from corral.engine.approximate import shorten_full
 from corral.engine.checkpoints import keep_checkpoints
 from corral.engine.cost import Part, features
 from corral.engine.draft import NEWEST, Draft, View, Want, standing, want_of
@@ -33,6 +34,7 @@ def plan(view: View) -> Plan:
     draft = Draft(view)
     if view.waiting or view.held:
         seat_all(draft)
+    shorten_full(draft)
     draft.wants = wants_in_order(draft)
     forget_discarded(draft)
     enforce_budget(draft)
@@ -53,7 +55,7 @@ def plan(view: View) -> Plan:
 def wants_in_order(draft: Draft) -> list[Want]:
     """All that want a row: the most urgent first, then the oldest. Urgency grows with the time without one."""
     new = [want for want in draft.wants if want.serial == NEWEST]
-    old = [want_of(s) for s in draft.view.slots if s.wants_row]
+    old = [want_of(s) for s in draft.view.slots if s.wants_row and s.id not in draft.shortened]
 
     def rank(want: Want) -> tuple[int, int]:
         work = draft.view.slots[want.slot].generation
@@ -81,7 +83,7 @@ def plan_decoding(draft: Draft) -> None:
     """Each slot that generates computes its last token and draws the next."""
     for slot in draft.view.slots:
         work = slot.generation
-        if work is None or not work.n_decoded:
+        if work is None or not work.n_decoded or slot.id in draft.shortened:
             continue
         row, computed = draft.row_of(slot), draft.computed(slot)
         if row is None or adapters_at(work.task, work.tokens, computed) != draft.adapters:

@@ -83,7 +83,7 @@ def evict(draft: Draft, row: RowId) -> None:
 def save_ops(draft: Draft, row: RowId) -> list[Op]:
     """Ops that keep the row's tokens in RAM; none if another holder has them or they are not worth the place."""
     ledger = draft.ledger
-    if ledger.length(row) < MIN_KEPT_TOKENS:
+    if ledger.length(row) < MIN_KEPT_TOKENS or not ledger.is_settled(row):
         return []
     if ledger.is_redundant(row_holder(row)):
         return []
@@ -229,7 +229,7 @@ def close_gap(draft: Draft) -> None:
     slot = min(outer, key=lambda s: s.work.computed)
     src = slot.row
     assert src is not None
-    if view.gap_rent_ms < 2 * view.cost.state_ms(ledger.length(src)):
+    if not ledger.is_settled(src) or view.gap_rent_ms < 2 * view.cost.state_ms(ledger.length(src)):
         return
     inner = busy[1] if src == busy[0] else busy[-2]
     gaps = [r for r in range(busy[0], busy[-1]) if r not in busy]

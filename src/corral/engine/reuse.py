@@ -59,7 +59,7 @@ def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) ->
             work = slot.work
             if first_tokens and work.group == want.group and work.n_decoded == 0:
                 return True
-            if work.key == want.key and work.urgency >= want.urgency:
+            if work.key == want.key and work.own_key is None and work.urgency >= want.urgency:
                 n = min(n_max, common_prefix(work.tokens, want.tokens))
                 if n > work.computed and n - n_have >= n_min:
                     _note_fork(draft, slot.id, n)
@@ -68,7 +68,7 @@ def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) ->
         if first_tokens and other.group == want.group and other.n_decoded == 0:
             return True
         n = min(n_max, common_prefix(other.tokens, want.tokens)) if other.key == want.key else 0
-        if n - n_have >= n_min:
+        if other.own_key is None and n - n_have >= n_min:
             _note_fork(draft, other.slot, n)
             return True
     return False
@@ -92,7 +92,11 @@ def begin(draft: Draft, want: Want, found: list[Offer], later: list[Want]) -> bo
 
 def _offers(draft: Draft, want: Want) -> list[Offer]:
     """Beginnings worth taking of the wanted tokens but the last, which is computed for its logits."""
-    found = offers(draft.ledger, want.key, want.tokens[: len(want.tokens) - 1])
+    wanted = want.tokens[: len(want.tokens) - 1]
+    found = offers(draft.ledger, want.key, wanted)
+    own = offers(draft.ledger, want.own_key, wanted) if want.own_key is not None else []
+    if max((offer.n for offer in own), default=0) > max((offer.n for offer in found), default=0):
+        found = own
     return [offer for offer in found if offer.n >= draft.view.config.min_reuse]
 
 

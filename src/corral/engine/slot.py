@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from corral.engine.ledger import Lease
+from corral.engine.ledger import SHIFTED, Lease
+from corral.engine.radix import common_prefix
 from corral.engine.state import SlotState
 from corral.engine.text import TextStream
 from corral.events import Timings, TokenProbs
@@ -27,14 +28,15 @@ MOVES: dict[SlotState, frozenset[SlotState]] = {
     ),
     SlotState.PROCESSING_PROMPT: frozenset({SlotState.IDLE, SlotState.DONE_PROMPT, SlotState.PARKED}),
     SlotState.DONE_PROMPT: frozenset({SlotState.IDLE, SlotState.GENERATING, SlotState.PARKED}),
-    SlotState.GENERATING: frozenset({SlotState.IDLE, SlotState.PARKED}),
+    SlotState.GENERATING: frozenset({SlotState.IDLE, SlotState.PARKED, SlotState.PROCESSING_PROMPT}),
     SlotState.PARKED: frozenset({SlotState.IDLE, SlotState.PROCESSING_PROMPT}),
 }
 """IDLE -> STARTED (bound to a task) -> PROCESSING_PROMPT (holds a row) -> DONE_PROMPT -> GENERATING -> IDLE.
 
 WAIT_OTHER waits for a prompt that another slot computes; a sibling goes from there to DONE_PROMPT when it draws its
 first token from the parent's logits, without a row of its own yet. PARKED has given its row back and computes what it
-lost (if anything) as PROCESSING_PROMPT. A task that left its slot for another enters the next one as PARKED.
+lost (if anything) as PROCESSING_PROMPT, and so does a generation with a piece taken out of its context where the rest
+could not be moved. A task that left its slot for another enters the next one as PARKED.
 """
 
 
@@ -76,10 +78,11 @@ class IllegalMove(Exception):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """A task in work. ``tokens`` is what is wanted in the cache: prompt and generated; ``computed`` of them are there.
+    """A task in work. ``tokens`` is what is wanted in the cache; ``computed`` of them are there.
 
-    They are as the ledger keeps them (``adapted.marked``).
-
+    They are the prompt and what was ``generated``, until the context is full: then a piece is taken out, behind the
+    first ``n_keep``; as the ledger keeps them (``adapted.marked``). ``own_key``: where moved cells of this conversation
+    are kept, for nobody else.
     The last generated token is wanted and not yet computed. ``n_cached`` prompt tokens were reused (< 0: not begun);
     ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has
     the highest. ``urgency``: the priority, or what it rose to by waiting; only a higher priority takes its slot or
@@ -95,6 +98,9 @@ class Generation:
     text: TextStream
     n_prompt: int
     seed: int = 0
+    n_keep: int = 0
+    own_key: CacheKey | None = None
+    generated: list[Token] = field(default_factory=list)
     computed: int = 0
     n_cached: int = -1
     n_prompt_seen: int = 0
@@ -110,7 +116,7 @@ class Generation:
 
     @property
     def n_decoded(self) -> int:
-        return len(self.tokens) - self.n_prompt
+        return len(self.generated)
 
     @property
     def n_since(self) -> int:
@@ -146,10 +152,30 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an idle slot last held: a weak reference, nothing keeps it alive."""
+    """What an idle slot last held: a weak reference, nothing keeps it alive.
+
+    ``key`` is where it is kept, ``owner`` the key of the task that left it: another one where cells were moved.
+    """
 
     key: CacheKey
     tokens: Sequence[Token]
+    owner: CacheKey
+
+    @property
+    def is_shifted(self) -> bool:
+        return self.key.startswith(SHIFTED)
+
+
+def inherited_key(memory: Memory | None, task: Task, tokens: Sequence[Token], context_shift: bool) -> CacheKey | None:
+    """Where the moved cells are that the slot's last conversation left, if the task goes on with it and may use them.
+
+    Its ``tokens`` must begin with all that is left of that conversation: then it is no chance.
+    """
+    if memory is None or not memory.is_shifted or not (context_shift and task.cache_prompt):
+        return None
+    if memory.owner != prefix_key(task) or common_prefix(memory.tokens, tokens) < len(memory.tokens):
+        return None
+    return memory.key
 
 
 @dataclass(slots=True, eq=False)

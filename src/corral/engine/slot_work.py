@@ -68,7 +68,7 @@ class SlotWork:
     def _do(self, action: SlotAction) -> End:
         slot = self._books.slots[action.slot]
         try:
-            if slot.memory and tenant_of(slot.memory.key) != tenant_of(action.key):
+            if slot.memory and tenant_of(slot.memory.owner) != tenant_of(action.key):
                 raise InvalidRequest(f"slot {slot.id} holds what another API key sent")
             match action.kind:
                 case TaskKind.SLOT_SAVE:
@@ -103,6 +103,8 @@ class SlotWork:
         books, memory = self._books, slot.memory
         if memory and is_adapted(memory.key, memory.tokens):
             raise InvalidRequest(f"slot {slot.id} was computed with LoRA adapters, which the file could not tell")
+        if memory and memory.is_shifted:  # a file would bring it back as if it had been computed for its tokens
+            raise InvalidRequest(f"slot {slot.id} cannot be saved: moving cells made what it holds approximate")
         n = _n_whole(books.ledger, memory) if memory else 0
         if memory and not n:
             raise ServerError(f"Unable to save slot: the {len(memory.tokens)} tokens it held are not kept any more")
@@ -121,11 +123,12 @@ class SlotWork:
         """Into a row of its own; only when it is there does the slot stand for it."""
         tokens = action.tokens
         if not tokens:
-            slot.memory = None
+            self._books.forget_slot(slot)
             return SlotDone(action.id, 0)
         self._check(action)
         self._load(action, self._adopt(action))
-        slot.memory = Memory(action.key, list(tokens))
+        self._books.forget_slot(slot)
+        slot.memory = Memory(action.key, list(tokens), action.key)
         return SlotDone(action.id, len(tokens))
 
     def _check(self, action: SlotAction) -> None:
@@ -173,7 +176,7 @@ class SlotWork:
             elif not books.ledger.is_leased(RowId(holder.id)):
                 ops.append(Trim(RowId(holder.id), 0))
         self._arrange(ServerError("Unable to erase slot"), *ops)
-        slot.memory = None
+        books.forget_slot(slot)
         return SlotDone(action.id, n)
 
 

@@ -75,6 +75,7 @@ class Counters:
     n_cancelled: int = 0
     n_refused: int = 0
     n_parked: int = 0
+    n_shifted: int = 0
     n_evicted: int = 0
     n_saved: int = 0
     n_loaded: int = 0

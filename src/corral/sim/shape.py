@@ -54,7 +54,7 @@ def traits_of(config: ContextConfig, spec: MemorySpec) -> MemoryTraits:
         n_cells, shared = per_pool * n_pools, config.kv_unified
     return MemoryTraits(
         n_cells=n_cells,
-        n_cells_row=per_pool,
+        n_cells_row=min(per_pool, spec.n_ctx_train),
         n_rows=config.n_rows,
         n_streams=n_pools,
         n_batch=n_batch,

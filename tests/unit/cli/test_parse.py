@@ -116,7 +116,7 @@ def test_values_that_are_not_there_yet_are_refused() -> None:
 
 
 def test_switching_off_what_is_absent_is_only_noted() -> None:
-    assert values("--no-context-shift").notes == ("--no-context-shift has no effect: corral does not have it",)
+    assert values("--no-mmproj").notes == ("--no-mmproj has no effect: corral does not have it",)
 
 
 def test_flags_without_effect_are_noted() -> None:

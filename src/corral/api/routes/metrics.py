@@ -78,6 +78,7 @@ def _corral(snapshot: EngineSnapshot) -> Iterator[str]:
     yield from _one("corral:prefix_cache_hits_total", "counter", "Prompt tokens found.", c.n_prompt_cached)
     yield from _requests(c)
     yield from _one("corral:preemptions_total", "counter", "Requests parked for others.", c.n_parked)
+    yield from _one("corral:context_shifts_total", "counter", "Pieces taken out of full contexts.", c.n_shifted)
     yield from _one("corral:evictions_total", "counter", "Cold prefixes dropped from the cache.", c.n_evicted)
     yield from _one("corral:prefixes_saved_total", "counter", "Prefixes moved to RAM.", c.n_saved)
     yield from _one("corral:prefixes_loaded_total", "counter", "Prefixes moved back from RAM.", c.n_loaded)
