@@ -139,7 +139,8 @@ class Task:
     ``parent``: with n > 1 the id of the first sibling, whose prompt this one shares; siblings are submitted together
     and admitted together. ``index`` is the choice's number in the reply. ``cache_prompt`` False neither reuses nor
     offers a prefix. When the context is full and the engine may shift it, the first ``n_keep`` tokens stay (< 0: the
-    prompt) and the ``n_discard`` behind them go (0: half of the rest). ``priority``: higher is more urgent. ``weight``
+    prompt) and the ``n_discard`` behind them go (0: half of the rest). Chunks of at least ``n_cache_reuse`` > 0 tokens
+    that a row has further on are moved instead of computed. ``priority``: higher is more urgent. ``weight``
     > 0: the tenant's share of what all get. ``borders`` are the positions in the prompt at which messages begin, if it
     has any. ``special`` prints control tokens as text; those in ``preserved_tokens`` are always printed. ``stream``:
     for those who look on.
@@ -163,6 +164,7 @@ class Task:
     parent: TaskId | None = None
     n_keep: int = 0
     n_discard: int = 0
+    n_cache_reuse: int = 0
     return_progress: bool = False
     timings_per_token: bool = False
     stream: bool = False

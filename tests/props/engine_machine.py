@@ -116,6 +116,7 @@ class Submit:
     adapters: AdapterSet = ()
     n_keep: int = 0
     n_discard: int = 0
+    n_cache_reuse: int = 0
     ignore_eos: bool = False
 
 
@@ -215,6 +216,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         adapters=draw(SETS) if setup.with_adapters else (),
         n_keep=draw(st.sampled_from([0, 0, 5, -1])) if setup.shift else 0,
         n_discard=draw(st.sampled_from([0, 0, 1, 7, 99])) if setup.shift else 0,
+        n_cache_reuse=draw(st.sampled_from([0, 0, 0, 3, 8])) if setup.shift else 0,
     )
 
 
@@ -417,6 +419,7 @@ class Player:
                 adapters=op.adapters,
                 n_keep=op.n_keep,
                 n_discard=op.n_discard,
+                n_cache_reuse=op.n_cache_reuse,
             )
             for i in range(op.n)
         )
@@ -485,13 +488,15 @@ class Player:
 
     def _note_moved(self, task: Task | None) -> None:
         assert task is not None
+        if task.n_cache_reuse > 0:
+            return self._disturb(task)
         known = [tokens for key, tokens in self.left if key == prefix_key(task)]
         given = task.id in self.inexact or any(tuple(marked(task))[: len(t)] == t for t in known)
         assert given, f"task {task.id} was given moved cells"
         self._disturb(task)
 
     def _disturb(self, task: Task | None) -> None:
-        assert task is not None and self.setup.shift
+        assert task is not None and (self.setup.shift or task.n_cache_reuse)
         self.inexact.add(task.id)
 
     # --- the referee -----------------------------------------------------------------------------------------------
@@ -523,7 +528,7 @@ class Player:
             assert started.slot_id == task.id_slot, f"asked for slot {task.id_slot}: {started}"
         assert started.n_prompt == len(task.prompt)
         assert 0 <= started.n_cached < started.n_prompt, f"nothing left to compute: {started}"
-        if task.parent is None and not self.setup.shift:
+        if task.parent is None and not self.setup.shift and not task.n_cache_reuse:
             others = self.kept.get(task.cache_key, []) if task.cache_prompt else []
             n_known = max((n_alike(seen, cells(task)) for seen in others), default=0)
             assert started.n_cached <= n_known, f"{started} with {n_known} tokens known under its key"

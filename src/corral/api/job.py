@@ -66,6 +66,7 @@ def make_job(
         id_slot=params.id_slot,
         n_keep=params.n_keep,
         n_discard=params.n_discard,
+        n_cache_reuse=params.n_cache_reuse,
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
         stream=params.stream,

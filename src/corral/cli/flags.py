@@ -110,7 +110,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--cache-disk", k.NEW_FOLDER, None, "folder for prefixes that leave RAM", "CACHE_DISK"),
         _flag("--cache-disk-gib", k.number(0), 16.0, "GiB of all files in the folder at most", "CACHE_DISK_GIB"),
         _flag("--cache-prompt !--no-cache-prompt", k.SWITCH, True, "reuse prefixes by default", "CACHE_PROMPT"),
-        _flag("--cache-reuse", k.COUNT, 0, "smallest chunk reused by moving it", "CACHE_REUSE", only=0),
+        _flag("--cache-reuse", k.COUNT, 0, "smallest chunk of a prompt reused by moving it; 0: off", "CACHE_REUSE"),
         _flag(
             "-ctxcp --ctx-checkpoints --swa-checkpoints",
             k.COUNT,

@@ -13,7 +13,7 @@ from corral.engine.state import SlotState
 from corral.engine.text import Piece, TextStream
 from corral.errors import CorralError
 from corral.events import Chunk, Event, Failed, Finished, Progress, Started, StopReason, TokenProbs
-from corral.ids import Token
+from corral.ids import CacheKey, Token
 from corral.ports import ModelInfo, Picked, Tokenizer
 
 
@@ -81,6 +81,7 @@ class Life:
         aged = work.urgency + int((now_ms - work.rowless_ms) / self._books.config.priority_age_ms)
         others = (s.work.urgency for s in self._books.slots if s.generation)
         work.urgency = max(work.urgency, min(aged, max(others)))
+        self._note_own_key(work, self._books.ledger.own_key(lease.row))
         slot.move(SlotState.PROCESSING_PROMPT)
         if work.n_decoded and work.n_pending == 1:  # parked and nothing was lost, or a sibling forked from its parent
             slot.move(SlotState.DONE_PROMPT)
@@ -131,9 +132,17 @@ class Life:
         if slot.lease is None:
             return
         work.computed = ledger.length(slot.lease.row)
-        work.own_key = ledger.own_key(slot.lease.row) or work.own_key
+        self._note_own_key(work, ledger.own_key(slot.lease.row))
         if work.n_pending > 1 and slot.state is SlotState.GENERATING:
             slot.move(SlotState.PROCESSING_PROMPT)
+
+    def _note_own_key(self, work: Generation, own_key: CacheKey | None) -> None:
+        """The task's row was moved, or holds what was."""
+        if own_key is None or own_key == work.own_key:
+            return
+        if work.own_key is not None:
+            self._books.discarded.append(work.own_key)
+        work.own_key = own_key
 
     # --- computing -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corral.engine.approximate import find_takeover, take_over
 from corral.engine.chunks import n_given_back
 from corral.engine.draft import Draft, Want
 from corral.engine.ledger import Holder, Tier
@@ -84,7 +85,12 @@ def begin(draft: Draft, want: Want, found: list[Offer], later: list[Want]) -> bo
 
     ``later`` are those that will begin after it in this plan.
     """
-    if draft.ledger.traits.shared_cells:
+    shared = draft.ledger.traits.shared_cells
+    takeover = find_takeover(draft, want, found[-1].n if found else 0)
+    if takeover is not None and (not shared or _has_room(draft, want, takeover.n, takeover.row)):
+        take_over(draft, want, takeover)
+        return True
+    if shared:
         return _begin_shared(draft, want, found, is_last=not later)
     _begin_split(draft, want, found)
     return True

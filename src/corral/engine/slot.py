@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from corral.engine.ledger import SHIFTED, Lease
 from corral.engine.radix import common_prefix
+from corral.engine.shift import find_chunks
 from corral.engine.state import SlotState
 from corral.engine.text import TextStream
 from corral.events import Timings, TokenProbs
@@ -169,13 +170,17 @@ class Memory:
 def inherited_key(memory: Memory | None, task: Task, tokens: Sequence[Token], context_shift: bool) -> CacheKey | None:
     """Where the moved cells are that the slot's last conversation left, if the task goes on with it and may use them.
 
-    Its ``tokens`` must begin with all that is left of that conversation: then it is no chance.
+    Its ``tokens`` must begin with all that is left of that conversation: then it is no chance. One that asks for chunks
+    to be moved must have at least half of it.
     """
-    if memory is None or not memory.is_shifted or not (context_shift and task.cache_prompt):
+    n_min = task.n_cache_reuse
+    if memory is None or not memory.is_shifted or memory.owner != prefix_key(task) or not (context_shift or n_min > 0):
         return None
-    if memory.owner != prefix_key(task) or common_prefix(memory.tokens, tokens) < len(memory.tokens):
-        return None
-    return memory.key
+    n_held, n = len(memory.tokens), common_prefix(memory.tokens, tokens)
+    if n < n_held and n_min > 0:
+        n += sum(chunk.n for chunk in find_chunks(memory.tokens, tokens, n, n_min))
+        return memory.key if 2 * n >= n_held else None
+    return memory.key if n == n_held else None
 
 
 @dataclass(slots=True, eq=False)

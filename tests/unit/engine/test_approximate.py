@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from tests.props.engine_machine import STEMS, Player, Setup, Steps, Submit, expected
 
 from corral.engine.plan import Shorten
 from corral.events import StopReason
-from corral.ids import TaskId
+from corral.ids import TaskId, Token
 from corral.ops import Shift, Trim
 
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
@@ -117,3 +118,57 @@ def test_s17_a_neighbour_does_not_notice(unified: bool) -> None:
     player.play([Steps(6), Submit(n_prompt=35, n_predict=20), Steps(9), Submit(n_prompt=39, n_predict=4)])
     assert STEMS[0][:35] == player.finished[TaskId(2)][0].prompt
     assert player.starts[TaskId(2)].n_cached == 34
+
+
+def text(*pieces: tuple[int, int]) -> tuple[Token, ...]:
+    """Tokens [i, j) of a text without repeats, for each (i, j)."""
+    tokens = Random(5).sample(range(97, 240), 120)
+    return tuple(t for i, j in pieces for t in tokens[i:j])
+
+
+def chunked(unified: bool, n_cache_reuse: int, n_slots: int = 2, **kinds: int) -> tuple[Player, TaskId]:
+    """A conversation, then the same without a paragraph in the middle."""
+    player = Player(Setup(unified=unified, n_slots=n_slots, n_ctx=150, n_spare=2))
+    player._submit(Submit(n_predict=1), text((0, 60)))
+    player.drain()
+    task, *_ = player._submit(
+        Submit(n_predict=4, n_cache_reuse=n_cache_reuse, **kinds), text((0, 20), (30, 60), (70, 75))
+    )
+    player.drain()
+    return player, task
+
+
+@MEMORIES
+def test_s15_what_follows_a_gap_is_moved_instead_of_computed(unified: bool) -> None:
+    player, task = chunked(unified, n_cache_reuse=8)
+    assert player.starts[task].n_cached == 50
+    assert player.finished[task][1].timings.n_prompt == 5
+
+
+@MEMORIES
+@pytest.mark.parametrize("n_cache_reuse", [0, 31])
+def test_s15_chunks_that_are_too_small_or_not_asked_for_are_computed(unified: bool, n_cache_reuse: int) -> None:
+    """And the answer is that of a cold run (the referee)."""
+    player, task = chunked(unified, n_cache_reuse)
+    assert player.starts[task].n_cached == 20
+    assert task not in player.inexact
+
+
+@MEMORIES
+def test_s15_what_was_moved_serves_its_conversation_and_nobody_else(unified: bool) -> None:
+    player, task = chunked(unified, n_cache_reuse=8, n_slots=1)
+    prompt = player.finished[task][0].prompt
+    (exact,) = player._submit(Submit(n_predict=4), (*prompt, 99))
+    player.drain()
+    assert player.starts[exact].n_cached == 20
+    player, task = chunked(unified, n_cache_reuse=8, n_slots=1)
+    (again,) = player._submit(Submit(n_predict=4, n_cache_reuse=8), (*prompt, *player.finished[task][1].tokens, 99))
+    player.drain()
+    assert player.starts[again].n_cached == len(prompt) + 3
+
+
+@MEMORIES
+def test_s15_siblings_compute_what_they_could_not_share(unified: bool) -> None:
+    player, task = chunked(unified, n_cache_reuse=8, n_slots=2, n=2)
+    assert player.starts[task].n_cached == 20
+    assert task not in player.inexact

@@ -38,6 +38,7 @@ class Params:
     verbose: bool = False
     n_keep: int = 0
     n_discard: int = 0
+    n_cache_reuse: int = 0
     response_fields: tuple[str, ...] = ()
     preserved_tokens: frozenset[Token] = frozenset()
     lora: Scales = ()
@@ -62,6 +63,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         verbose=fields.boolean("verbose"),
         n_keep=fields.integer("n_keep", default=defaults.n_keep, low=-1),
         n_discard=fields.integer("n_discard", default=0, low=0),
+        n_cache_reuse=fields.integer("n_cache_reuse", default=defaults.n_cache_reuse, low=0),
         response_fields=fields.strings("response_fields") or (),
         preserved_tokens=_preserved(fields, tokenizer),
         lora=read_scales(fields.array("lora") or []),
