@@ -139,6 +139,8 @@ class ServerConfig:
     endpoint_props: bool = False
     slots_debug: bool = False
     slot_save_path: Path | None = None
+    cache_show_text: bool = False
+    pins: tuple[dict[str, object], ...] = ()
     cors_origins: str = "*"
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"

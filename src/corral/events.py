@@ -122,6 +122,35 @@ class SlotDone:
     data: bytes = b""
 
 
-Event = Started | Progress | Chunk | Finished | Failed | SlotDone
-End = Finished | Failed | SlotDone
-"""The last that is heard of a task or a slot action."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A prefix that is kept: in a "row", in "ram", on "disk", or of it a "checkpoint".
+
+    ``place`` is the row, snapshot or file; ``owner`` stands for whose it is; ``recency`` 0 is the one used last.
+    ``is_busy``: a running request holds it. ``pin``: its pin, if any. ``tokens`` if they were asked for.
+    """
+
+    tier: str
+    place: str
+    owner: str
+    n_tokens: int
+    n_bytes: int
+    recency: int
+    is_busy: bool = False
+    pin: str = ""
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDone:
+    """A cache action worked. ``pin`` and its ``n_bytes``; or the ``prefixes``, those used last first in each tier."""
+
+    task_id: TaskId
+    pin: str = ""
+    n_bytes: int = 0
+    prefixes: tuple[Kept, ...] = ()
+
+
+Event = Started | Progress | Chunk | Finished | Failed | SlotDone | CacheDone
+End = Finished | Failed | SlotDone | CacheDone
+"""The last that is heard of a task or an action."""

@@ -24,6 +24,9 @@ class TaskKind(Enum):
     SLOT_SAVE = auto()
     SLOT_RESTORE = auto()
     SLOT_ERASE = auto()
+    CACHE_PIN = auto()
+    CACHE_UNPIN = auto()
+    CACHE_LIST = auto()
     GET_LORA = auto()
     SET_LORA = auto()
 
@@ -191,6 +194,24 @@ class SlotAction:
     key: CacheKey = NO_KEY
     tokens: tuple[Token, ...] = ()
     data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheAction:
+    """CACHE_PIN keeps the prompt of ``task``, which was computed; with ``dry`` it is only asked whether it could be.
+
+    CACHE_UNPIN lets ``pin`` go, CACHE_LIST tells what is kept. ``key`` is who asks: with ``all_tenants`` the pins and
+    prefixes of others are seen, too. ``show_tokens`` lists tokens.
+    """
+
+    id: TaskId
+    kind: TaskKind
+    key: CacheKey = NO_KEY
+    task: Task | None = None
+    pin: str = ""
+    dry: bool = False
+    all_tenants: bool = False
+    show_tokens: bool = False
 
 
 TaskGroup = tuple[Task, ...]

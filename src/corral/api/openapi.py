@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes import adapters, completion, info, metrics, slot_files, slots, tokens
+from corral.api.routes import adapters, cache, completion, info, metrics, slot_files, slots, tokens
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
@@ -37,6 +37,10 @@ ROUTES = (
     Route("GET", ("/v1/models", "/models"), info.models, "server"),
     Route("GET", ("/slots",), slots.slots, "server"),
     Route("POST", ("/slots/{id_slot}",), slot_files.slot_action, "server", doc.SlotFileRequest),
+    Route("GET", ("/cache",), cache.list_cache, "cache"),
+    Route("POST", ("/cache/warm",), cache.warm_cache, "cache", doc.PrefixRequest),
+    Route("POST", ("/cache/pin",), cache.pin_prefix, "cache", doc.PinRequest),
+    Route("DELETE", ("/cache/pin/{pin}",), cache.delete_pin, "cache"),
     Route("GET", ("/metrics",), metrics.metrics, "server"),
     Route(
         "POST",

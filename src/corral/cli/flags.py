@@ -148,6 +148,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--slots !--no-slots", k.SWITCH, True, "GET /slots", "ENDPOINT_SLOTS"),
         _flag("--slots-debug", k.SWITCH, False, "GET /slots shows texts of users", "LLAMA_SERVER_SLOTS_DEBUG"),
         _flag("--slot-save-path", k.FOLDER, None, "folder of slot files: enables POST /slots/{id}"),
+        _flag("--cache-show-text", k.SWITCH, False, "GET /cache shows texts of users, of all keys"),
+        _flag("--pin-file", k.PINS, (), "prompts to keep from the start: bodies of POST /cache/pin, one a line"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),

@@ -151,6 +151,18 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def _pins(text: str) -> tuple[dict[str, Any], ...]:
+    """One JSON object in each line that is not empty."""
+    lines = [(i, line) for i, line in enumerate(_file_text(text).splitlines(), 1) if line.strip()]
+    pins = []
+    for i, line in lines:
+        try:
+            pins.append(_json_object(line))
+        except ValueError as error:
+            raise LoadError(f"{text}, line {i}: {error}") from None
+    return tuple(pins)
+
+
 def _bias(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"(\d+)([+-](?:inf|[0-9.]+))", text)
     if not match:
@@ -228,6 +240,7 @@ FOLDER = Kind("DIR", _folder)
 FILE_TEXT = Kind("FILE", _file_text)
 KEY_FILE = Kind("FILE", _key_lines)
 LAYERS = Kind("{N,auto,all}", _layers)
+PINS = Kind("FILE", _pins)
 JSON_OBJECT = Kind("JSON", _json_object)
 BIAS = Kind("TOKEN(+/-)BIAS", _bias)
 SAMPLER_NAMES = Kind("A;B;...", _sampler_names)

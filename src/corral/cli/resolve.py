@@ -159,6 +159,8 @@ def _server(args: Parsed) -> ServerConfig:
         endpoint_props=args["props"],
         slots_debug=args["slots_debug"],
         slot_save_path=args["slot_save_path"],
+        cache_show_text=args["cache_show_text"],
+        pins=args["pin_file"],
         cors_origins=args["cors_origins"],
         cors_methods=args["cors_methods"],
         cors_headers=args["cors_headers"],

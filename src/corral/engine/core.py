@@ -12,6 +12,7 @@ from corral.config import EngineConfig
 from corral.engine import audit
 from corral.engine.adapted import settle
 from corral.engine.books import Books
+from corral.engine.cache_work import CacheWork
 from corral.engine.commit import Commit
 from corral.engine.disk_tier import DiskTier
 from corral.engine.disk_work import DiskWork
@@ -29,7 +30,7 @@ from corral.events import Event, Failed, Finished, StopReason, Timings
 from corral.ids import SlotId, TaskId
 from corral.ops import Trim
 from corral.ports import Clock, Context, Model
-from corral.tasks import SlotAction, Task, TaskGroup
+from corral.tasks import CacheAction, SlotAction, Task, TaskGroup
 
 LINGER = 0.05
 MAX_LINGER_MS = 10.0
@@ -57,6 +58,7 @@ class Engine:
         self._life = Life(self.books, model.info, model.tokenizer)
         self._commit = Commit(self.books, self._life)
         self._slot_work = SlotWork(self.books, context, self._executor, self._commit, clock)
+        self._cache_work = CacheWork(self.books, self._slot_work, model.adapters)
         self._disk_work = DiskWork(self.books, disk, clock) if disk else None
         self.snapshot: EngineSnapshot = publish(self.books)
 
@@ -119,8 +121,11 @@ class Engine:
             raise
         return samplers
 
-    def act(self, action: SlotAction) -> None:
-        """Take in what is asked of a slot: done by the first ``step`` that finds it idle."""
+    def act(self, action: SlotAction | CacheAction) -> None:
+        """Take in what is asked of the cache, or of a slot: that is done by the first ``step`` that finds it idle."""
+        if isinstance(action, CacheAction):
+            self._cache_work.add(action)
+            return
         n_slots, n_vocab = len(self.books.slots), self._model.info.n_vocab
         if not 0 <= action.slot < n_slots:
             raise ValueError(f"slot {action.slot} is not in [0, {n_slots})")  # over HTTP the number wraps around
@@ -146,6 +151,7 @@ class Engine:
             waiting.group = tuple(t for t in waiting.group if t.id not in gone)
         books.waiting = [w for w in books.waiting if w.group]
         self._slot_work.forget(gone)
+        self._cache_work.forget(gone)
         self._life.events = [e for e in self._life.events if e.task_id not in gone]
 
     def linger_ms(self) -> float:
@@ -162,7 +168,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self.books.has_work or self._slot_work.is_ready or bool(self._life.events)
+        return self.books.has_work or self._slot_work.is_ready or self._cache_work.is_ready or bool(self._life.events)
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +176,7 @@ class Engine:
         """Move everything on by one forward pass at most; returns the events since the last step, in order."""
         if self._disk_work:
             self._disk_work.take_in()
-        self._life.events.extend(self._slot_work.run())
+        self._life.events.extend((*self._slot_work.run(), *self._cache_work.run()))
         start_ms = self._clock.now_ms()
         self.last_plan = chosen = plan(self.books.view(start_ms))
         if self.books.config.audit:
@@ -224,7 +230,7 @@ class Engine:
         books = self.books
         tasks = [t.id for t in books.queued()]
         tasks += [s.work.task.id for s in books.slots if s.generation]
-        tasks += self._slot_work.waiting()
+        tasks += [*self._slot_work.waiting(), *self._cache_work.waiting()]
         self.cancel(tasks)
         return [Failed(task, error) for task in tasks]
 

@@ -29,7 +29,7 @@ class DiskIndex:
     """``fetching``: tasks that wait for a file. ``tried``: those that did, and do not wait again.
 
     ``arrived``: snapshots made from files, and the tasks for which they were read; ``origin`` names their files, and
-    ``rejected`` are files whose bytes the context did not take. ``bytes_per_ms``: how fast files
+    ``unwanted`` are files that are to go, with what the log should say of them. ``bytes_per_ms``: how fast files
     are read, their checksum included. ``n_folder_bytes``: all files of the folder, other models' too.
     """
 
@@ -38,7 +38,7 @@ class DiskIndex:
     tried: set[TaskId] = field(default_factory=set)
     arrived: dict[SnapshotId, frozenset[TaskId]] = field(default_factory=dict)
     origin: dict[SnapshotId, str] = field(default_factory=dict)
-    rejected: list[str] = field(default_factory=list)
+    unwanted: list[tuple[str, str]] = field(default_factory=list)
     bytes_per_ms: float = 5e5
     n_folder_bytes: int = 0
     _tree: RadixTree[str] = field(default_factory=RadixTree)
@@ -77,13 +77,24 @@ class DiskIndex:
         hit = self.find(key, tokens)
         return hit is not None and hit.n == len(tokens)
 
+    def entries(self, key: CacheKey | None = None) -> list[Entry]:
+        """All files, or those under one key; what was found last comes first."""
+        owner = None if key is None else self._owner(key)
+        return [entry for entry in reversed(self._entries.values()) if owner in (None, entry.owner)]
+
     def tokens(self, name: str) -> tuple[Token, ...]:
         return self._entries[name].tokens
 
     def reject(self, snapshot: SnapshotId) -> None:
         """The context did not take a snapshot; if it came from a file, that is no good."""
         if snapshot in self.origin:
-            self.rejected.append(self.origin[snapshot])
+            self.unwanted.append((self.origin[snapshot], "the context does not take its state"))
+
+    def discard(self, key: CacheKey, tokens: Sequence[Token]) -> None:
+        """Somebody wants these tokens forgotten: files with at least half of them and nothing else are to go."""
+        levels = self._tree.match(CacheKey(self._owner(key).hex()), tokens)
+        names = {name for level in levels for name in level.holders if len(self._entries[name].tokens) == level.n}
+        self.unwanted += [(name, "") for name in sorted(names) if 2 * len(self._entries[name].tokens) >= len(tokens)]
 
     def within(self, entry: Entry) -> list[str]:
         """Files that hold a beginning of this entry's tokens and nothing else."""

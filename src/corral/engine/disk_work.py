@@ -111,11 +111,11 @@ class DiskWork:
         return next(work.key for work in self._books.generations() if work.task.id in tasks)
 
     def _tidy(self) -> None:
-        """Files whose bytes the context refused go, and what is not in RAM any more has no origin."""
+        """Files that nobody wants go, and what is not in RAM any more has no origin."""
         index, store = self._index, self._books.store
-        for name in index.rejected:
-            self._forget(name, "the context does not take its state")
-        index.rejected.clear()
+        for name, reason in index.unwanted:
+            self._forget(name, reason)
+        index.unwanted.clear()
         index.origin = {snapshot: name for snapshot, name in index.origin.items() if snapshot in store}
 
     def write_out(self, carry_out: Callable[[Plan], None], timeout_s: float) -> None:

@@ -9,7 +9,7 @@ from threading import Condition
 
 from corral.events import Event
 from corral.ids import TaskId
-from corral.tasks import SlotAction, TaskGroup
+from corral.tasks import CacheAction, SlotAction, TaskGroup
 
 Sink = Callable[[list[Event]], None]
 """Called on the engine thread with a step's events of its tasks; must not block or raise."""
@@ -25,9 +25,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something is asked of a slot; its end goes to ``sink``."""
+    """Something is asked of a slot or of the cache; its end goes to ``sink``."""
 
-    action: SlotAction
+    action: SlotAction | CacheAction
     sink: Sink
 
 

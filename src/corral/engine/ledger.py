@@ -81,6 +81,7 @@ class KvLedger:
         self._checkpoints: set[SnapshotId] = set()
         self._first: dict[Holder, int] = {}
         self._bases: dict[SnapshotId, tuple[SnapshotId, int]] = {}
+        self._pins: set[SnapshotId] = set()
         self.rent_ms: dict[RowId, float] = {}
         self.n_shifted = 0
         self._unsettled: set[RowId] = set()
@@ -201,6 +202,10 @@ class KvLedger:
         """All keys under which something is kept."""
         return {self._tree.key(h) for h in self._tree.holders()}
 
+    def all_holders(self) -> list[Holder]:
+        """Everything that keeps a prefix under any key."""
+        return self._tree.holders()
+
     def rows(self) -> Iterator[RowId]:
         return (RowId(i) for i in range(self.traits.n_rows))
 
@@ -251,6 +256,11 @@ class KvLedger:
             found += sorted(s for s in ids if self.snapshot_length(s) == level.n)
         return found
 
+    @property
+    def pins(self) -> frozenset[SnapshotId]:
+        """Snapshots that stay whatever is needed."""
+        return frozenset(self._pins)
+
     # --- what happened ---------------------------------------------------------------------------------------------
 
     def lease(self, row: RowId) -> Lease:
@@ -281,6 +291,11 @@ class KvLedger:
         """The row computed these tokens at its end, in fresh cells."""
         self._tree.extend(row_holder(row), key, tokens)
         self._cells.extend(row, len(tokens))
+
+    def pin(self, snapshot: SnapshotId, is_pinned: bool = True) -> None:
+        """The snapshot, with what it rests on, is to stay or may go again."""
+        links = self.chain(snapshot) if is_pinned else [snapshot]
+        self._pins = self._pins | set(links) if is_pinned else self._pins - set(links)
 
     def settle(self) -> None:
         """There was a forward pass: cells that were to move have moved."""
@@ -351,6 +366,7 @@ class KvLedger:
         self._snapshot_bytes.pop(snapshot, None)
         self._bases.pop(snapshot, None)
         self._checkpoints.discard(snapshot)
+        self._pins.discard(snapshot)
         self._used_at.pop(holder, None)
         self._first.pop(holder, None)
         self.version += 1
@@ -397,6 +413,7 @@ class KvLedger:
         other._used_at = dict(self._used_at)
         other._snapshot_bytes = dict(self._snapshot_bytes)
         other._checkpoints = set(self._checkpoints)
+        other._pins = set(self._pins)
         other._first = dict(self._first)
         other._bases = dict(self._bases)
         other.rent_ms = dict(self.rent_ms)

@@ -117,7 +117,8 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
         for holder in level.holders:
             drop = Drop(SnapshotId(holder.id))
             is_prefix = holder.tier is Tier.RAM and ledger.snapshot_length(drop.snapshot) == level.n
-            if is_prefix and drop not in dropped and drop.snapshot not in children:
+            needed = children.keys() | ledger.pins
+            if is_prefix and drop not in dropped and drop.snapshot not in needed:
                 drops.append(drop)
     return drops
 
@@ -139,7 +140,7 @@ def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> l
     if excess <= 0:
         return drops
     arrived = draft.view.disk.arrived if draft.view.disk else ()
-    pinned = {*draft.transient, *draft.spared, *spared, *arrived}
+    pinned = {*draft.transient, *draft.spared, *spared, *arrived, *ledger.pins}
     left = [s for s in ledger.snapshots() if s not in pinned]
     left.sort(key=lambda s: not ledger.is_redundant(ledger.holder_of(s)))
     children = ledger.children()

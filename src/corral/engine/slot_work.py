@@ -80,10 +80,11 @@ class SlotWork:
         except CorralError as error:
             return Failed(action.id, error)
 
-    def _draft(self) -> Draft:
+    def draft(self) -> Draft:
+        """A plan in the making, between two steps."""
         return Draft(self._books.view(self._clock.now_ms()))
 
-    def _carry_out(self, draft: Draft, error: CorralError) -> None:
+    def carry_out(self, draft: Draft, error: CorralError) -> None:
         """Raises ``error`` if an op fails; what was done until then is recorded."""
         chosen = draft.finish()
         outcome = self._executor.run(chosen, {})
@@ -91,10 +92,11 @@ class SlotWork:
         if outcome.error:
             raise error
 
-    def _arrange(self, error: CorralError, *ops: Op) -> None:
-        draft = self._draft()
+    def arrange(self, error: CorralError, *ops: Op) -> None:
+        """Carry ops out. Raises ``error`` if one fails."""
+        draft = self.draft()
         draft.act(Arrange(), *ops)
-        self._carry_out(draft, error)
+        self.carry_out(draft, error)
 
     # --- save ------------------------------------------------------------------------------------------------------
 
@@ -105,15 +107,15 @@ class SlotWork:
             raise InvalidRequest(f"slot {slot.id} was computed with LoRA adapters, which the file could not tell")
         if memory and memory.is_shifted:  # a file would bring it back as if it had been computed for its tokens
             raise InvalidRequest(f"slot {slot.id} cannot be saved: moving cells made what it holds approximate")
-        n = _n_whole(books.ledger, memory) if memory else 0
+        n = n_whole(books.ledger, memory) if memory else 0
         if memory and not n:
             raise ServerError(f"Unable to save slot: the {len(memory.tokens)} tokens it held are not kept any more")
-        draft = self._draft()
-        snapshot, is_new = _whole_snapshot(draft, memory, n)
-        self._carry_out(draft, ServerError("Unable to save slot"))
+        draft = self.draft()
+        snapshot, is_new = whole_snapshot(draft, memory, n)
+        self.carry_out(draft, ServerError("Unable to save slot"))
         data = books.store.get(snapshot) or b""
         if is_new:
-            self._arrange(ServerError("Unable to save slot"), Drop(snapshot))
+            self.arrange(ServerError("Unable to save slot"), Drop(snapshot))
         tokens = tuple(memory.tokens[:n]) if memory else ()
         return SlotDone(action.id, n, tokens, data)
 
@@ -148,18 +150,18 @@ class SlotWork:
     def _load(self, action: SlotAction, snapshot: SnapshotId) -> None:
         """The bytes are in RAM until they are in a row, or known not to be good."""
         error, n = InvalidRequest(NO_ROOM), len(action.tokens)
-        draft = self._draft()
+        draft = self.draft()
         draft.spared.add(snapshot)
         row = _free_row(draft) if not draft.ledger.traits.shared_cells or reclaim(draft, n) else None
         if row is None or snapshot not in draft.ledger.snapshots():
-            self._arrange(error, Drop(snapshot))
+            self.arrange(error, Drop(snapshot))
             raise error
         draft.act(Arrange(), Load(snapshot, row))
-        self._carry_out(draft, error)
+        self.carry_out(draft, error)
         if self._context.bounds(row) != (0, n):
-            self._arrange(error, Drop(snapshot), Trim(row, 0))
+            self.arrange(error, Drop(snapshot), Trim(row, 0))
             raise error
-        self._arrange(error, Drop(snapshot))
+        self.arrange(error, Drop(snapshot))
 
     # --- erase -----------------------------------------------------------------------------------------------------
 
@@ -169,18 +171,21 @@ class SlotWork:
         if memory is None:
             return SlotDone(action.id, 0)
         n, _ = where_kept(memory, books.ledger)
+        needed = books.ledger.children().keys() | books.ledger.pins
+        if books.disk:
+            books.disk.discard(memory.key, memory.tokens)
         ops: list[Op] = []
-        for holder in _exact_holders(self._draft(), memory, n):
+        for holder in _exact_holders(self.draft(), memory, n):
             if holder.tier is not Tier.ROW:
-                ops += [Drop(SnapshotId(holder.id))] if SnapshotId(holder.id) not in books.ledger.children() else []
+                ops += [Drop(SnapshotId(holder.id))] if SnapshotId(holder.id) not in needed else []
             elif not books.ledger.is_leased(RowId(holder.id)):
                 ops.append(Trim(RowId(holder.id), 0))
-        self._arrange(ServerError("Unable to erase slot"), *ops)
+        self.arrange(ServerError("Unable to erase slot"), *ops)
         books.forget_slot(slot)
         return SlotDone(action.id, n)
 
 
-def _n_whole(ledger: KvLedger, memory: Memory) -> int:
+def n_whole(ledger: KvLedger, memory: Memory) -> int:
     """How many of the tokens rows and snapshots still hold; a checkpoint alone holds none."""
     levels = ledger.match(memory.key, memory.tokens)
     return max((level.n for level in levels if any(h.tier is not Tier.CHECKPOINT for h in level.holders)), default=0)
@@ -205,7 +210,7 @@ def _free_row(draft: Draft, spared: RowId | None = None) -> RowId | None:
     return cold
 
 
-def _whole_snapshot(draft: Draft, memory: Memory | None, n: int) -> tuple[SnapshotId, bool]:
+def whole_snapshot(draft: Draft, memory: Memory | None, n: int) -> tuple[SnapshotId, bool]:
     """A snapshot of exactly the first ``n`` tokens, and whether the plan makes it. Raises ServerError without room."""
     exact = _exact_holders(draft, memory, n) if memory else []
     exact = [h for h in exact if h.tier is not Tier.CHECKPOINT]

@@ -17,9 +17,9 @@ from corral.engine.core import Engine
 from corral.engine.inbox import Act, Cancel, Inbox, Sink, Submit
 from corral.engine.state import EngineSnapshot
 from corral.errors import ServerError, Unavailable
-from corral.events import End, Event, Failed, SlotDone
+from corral.events import CacheDone, End, Event, Failed, SlotDone
 from corral.ids import TaskId
-from corral.tasks import SlotAction, TaskGroup
+from corral.tasks import CacheAction, SlotAction, TaskGroup
 
 log = logging.getLogger("corral.engine")
 
@@ -81,13 +81,23 @@ class EngineThread:
 
         Raises Unavailable if the engine is closing.
         """
+        done = await self._ask(action)
+        assert isinstance(done, SlotDone), done
+        return done
+
+    async def act_on_cache(self, action: CacheAction) -> CacheDone:
+        """The same for the cache, without waiting for a slot."""
+        done = await self._ask(action)
+        assert isinstance(done, CacheDone), done
+        return done
+
+    async def _ask(self, action: SlotAction | CacheAction) -> Event:
         async with TaskStream(self, [action.id], asyncio.get_running_loop()) as events:
             if not self._inbox.put(Act(action, events.receive)):
                 raise Unavailable("the server is shutting down", retry_after_s=10)
             event = await anext(events)
         if isinstance(event, Failed):
             raise event.error
-        assert isinstance(event, SlotDone), event
         return event
 
     def wake(self) -> None:

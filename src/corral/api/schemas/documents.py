@@ -157,3 +157,20 @@ class SlotFileRequest(BaseModel):
     model_config = ConfigDict(json_schema_extra={"example": {"filename": "chat.bin"}})
     filename: str = Field(description="A plain name in the folder of --slot-save-path.")
     cache_salt: str = Field("", description="Restore: requests with this salt meet what is restored.")
+
+
+class PrefixRequest(BaseModel):
+    """POST /cache/warm: one of tokens, prompt and messages."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"messages": [{"role": "system", "content": "Be brief."}]}})
+    prompt: str | list[int | str] | None = None
+    tokens: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    cache_salt: str = Field("", description="Requests with this salt meet the prefix.")
+
+
+class PinRequest(PrefixRequest):
+    """POST /cache/pin."""
+
+    pinned: bool = Field(True, description="false, with the id of a pin: it may be evicted again.")
+    id: str = ""

@@ -57,6 +57,10 @@ class Fields:
                 return name, value
         return None
 
+    def with_default(self, name: str, value: object) -> Fields:
+        """The same object, with another value for a member that is not there."""
+        return Fields({name: value, **self._body})
+
     def value(self, name: str) -> object:
         return self._body.get(name)
 

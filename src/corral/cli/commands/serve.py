@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.api.app import create_app
+from corral.api.pins import pin_all
 from corral.api.serve import serve as serve_http
 from corral.cli.access import RequestIds
 from corral.cli.logs import start_logging
@@ -94,7 +95,10 @@ class _Serving:
             self._app.ready(runtime)
             if not (self._stop.is_set() or http.done()):
                 self._tell_ready(runtime)
+            assert self._app.service is not None
+            pinning = asyncio.create_task(pin_all(self._app.service))
             await self._until_stopped(http)
+            pinning.cancel()
         finally:
             await asyncio.to_thread(runtime.close)
 

@@ -1,0 +1,101 @@
+"""Prompts computed ahead, and kept: what POST /cache/warm, POST /cache/pin and --pin-file share."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+from corral.api.schemas.chat import chat_tokens, render_chat
+from corral.api.schemas.fields import Fields
+from corral.api.schemas.prompt import Prompt, read_prompt
+from corral.api.service import Service
+from corral.errors import CorralError, InvalidRequest
+from corral.events import CacheDone, Failed, Finished, Timings
+from corral.ids import CacheKey, TenantId
+from corral.tasks import CacheAction, Limits, Sampling, Task, TaskKind
+
+log = logging.getLogger("corral.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What is to be computed ahead. ``salt``: requests with this ``cache_salt`` meet it."""
+
+    tokens: Prompt
+    salt: str
+
+
+def read_prefix(fields: Fields, service: Service) -> Prefix:
+    """``tokens``, ``prompt`` or ``messages``, whichever is there. Raises InvalidRequest.
+
+    Of messages the beginning of every conversation that begins with them: without the head of an answer.
+    """
+    tokenizer = service.runtime.model.tokenizer
+    named = [name for name in ("tokens", "prompt", "messages") if fields.value(name) is not None]
+    if len(named) != 1:
+        found = " and ".join(named) or "none of them"
+        raise InvalidRequest(f"one of 'tokens', 'prompt' and 'messages' is needed, but there is {found}")
+    if named == ["messages"]:
+        _, text = render_chat(fields.with_default("add_generation_prompt", False), service)
+        tokens = chat_tokens(text, service.runtime.model.info, tokenizer)
+    else:
+        tokens = read_prompt(fields.value(named[0]), tokenizer)
+    if not tokens:
+        raise InvalidRequest(f"Field '{named[0]}': there is nothing to keep: no tokens")
+    return Prefix(tokens, fields.text("cache_salt"))
+
+
+def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: TenantId) -> Task:
+    """A task that computes the prefix and generates nothing."""
+    return Task(
+        service.runtime.engine.new_task_id(),
+        prefix.tokens,
+        sampling=Sampling(temperature=0.0),
+        limits=Limits(n_predict=0),
+        cache_key=key,
+        tenant=tenant,
+        adapters=service.adapters.chosen(()),
+    )
+
+
+async def warm(service: Service, task: Task) -> Timings:
+    """Compute what is not there. Raises the error of the task."""
+    async with service.runtime.engine.stream([(task,)]) as events:
+        async for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                return event.timings
+    raise AssertionError("the stream ended without an end")
+
+
+async def pin(service: Service, task: Task) -> tuple[CacheDone, Timings]:
+    """Compute and keep; whether there is room is asked first. Raises InvalidRequest or the error of the task."""
+    engine = service.runtime.engine
+    await engine.act_on_cache(CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task, dry=True))
+    timings = await warm(service, task)
+    action = CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task)
+    return await engine.act_on_cache(action), timings
+
+
+async def pin_all(service: Service) -> None:
+    """The prompts of --pin-file, one after the other; what cannot be kept is logged."""
+    for i, body in enumerate(service.server.pins, 1):
+        try:
+            prefix, key, tenant = _of_file(Fields(body), service)
+            done, _ = await pin(service, prefix_task(service, prefix, key, tenant))
+            log.info("pin %d: %d tokens are kept as %s", i, len(prefix.tokens), done.pin)
+        except CorralError as error:
+            log.error("pin %d of --pin-file is not kept: %s", i, error)
+
+
+def _of_file(fields: Fields, service: Service) -> tuple[Prefix, CacheKey, TenantId]:
+    """With API keys that do not share their prefixes, ``api_key`` says whose it is."""
+    prefix, key = read_prefix(fields, service), fields.text("api_key")
+    if service.server.shared_cache or not service.server.api_keys:
+        return prefix, CacheKey(f":{prefix.salt}" if prefix.salt else ""), TenantId("")
+    if key not in {known.key for known in service.server.api_keys}:
+        raise InvalidRequest("each API key has prefixes of its own: 'api_key' must be one of the server's keys")
+    tenant = TenantId(hashlib.sha256(key.encode()).hexdigest()[:16])
+    return prefix, CacheKey(f"{tenant}:{prefix.salt}"), tenant

@@ -1,0 +1,194 @@
+"""What operators ask of the cache between two steps: pins, and a list of what is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from corral.engine.adapted import marked, plain, settle
+from corral.engine.books import Books
+from corral.engine.ledger import Holder, Tier
+from corral.engine.slot import Memory, prefix_key
+from corral.engine.slot_work import SlotWork, n_whole, tenant_of, whole_snapshot
+from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
+from corral.events import CacheDone, End, Failed, Kept
+from corral.ids import CacheKey, RowId, SnapshotId, TaskId, Token
+from corral.ports import AdapterInfo
+from corral.tasks import CacheAction, Task, TaskKind
+
+log = logging.getLogger("corral.engine")
+
+MAX_PINNED = 0.5
+"""Pins may hold this share of the KV cells and of the RAM tier: the rest is for requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A prefix that stays in RAM as ``snapshot``, whatever becomes of rows that hold it."""
+
+    key: CacheKey
+    tokens: tuple[Token, ...]
+    snapshot: SnapshotId
+
+
+class CacheWork:
+    """Uses the means of ``SlotWork`` to make snapshots."""
+
+    def __init__(self, books: Books, slot_work: SlotWork, adapters: Sequence[AdapterInfo]) -> None:
+        self._books = books
+        self._slot_work = slot_work
+        self._adapters = adapters
+        self._waiting: list[CacheAction] = []
+        self._pins: dict[str, Pin] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``run`` would do something."""
+        return bool(self._waiting)
+
+    def add(self, action: CacheAction) -> None:
+        self._waiting.append(action)
+
+    def forget(self, tasks: Iterable[TaskId]) -> None:
+        gone = set(tasks)
+        self._waiting = [a for a in self._waiting if a.id not in gone]
+
+    def waiting(self) -> list[TaskId]:
+        return [a.id for a in self._waiting]
+
+    def run(self) -> list[End]:
+        """Do what is asked, in order of arrival."""
+        actions, self._waiting = self._waiting, []
+        return [self._do(action) for action in actions]
+
+    def _do(self, action: CacheAction) -> End:
+        self._forget_lost()
+        try:
+            match action.kind:
+                case TaskKind.CACHE_PIN:
+                    assert action.task is not None
+                    return self._pin(action, action.task)
+                case TaskKind.CACHE_UNPIN:
+                    return self._unpin(action)
+                case _:
+                    return CacheDone(action.id, prefixes=tuple(self._list(action)))
+        except CorralError as error:
+            return Failed(action.id, error)
+
+    def _forget_lost(self) -> None:
+        """Pins whose snapshot is gone: the context refused it, or all memory was given up after a fault."""
+        kept = set(self._books.ledger.snapshots())
+        for name in [name for name, pin in self._pins.items() if pin.snapshot not in kept]:
+            log.warning(
+                "pin %s is lost: its prefix of %d tokens is not kept any more", name, len(self._pins[name].tokens)
+            )
+            del self._pins[name]
+
+    # --- pins ------------------------------------------------------------------------------------------------------
+
+    def _pin(self, action: CacheAction, task: Task) -> CacheDone:
+        (task,) = settle((task,), self._adapters)
+        key, tokens = prefix_key(task), tuple(marked(task))
+        name = _name(key, tokens)
+        known = self._pins.get(name)
+        if known is None:
+            self._check_room(len(tokens))
+        if action.dry or known is not None:
+            return CacheDone(action.id, name, self._bytes(known.snapshot) if known else 0)
+        memory = Memory(key, list(tokens), task.cache_key)
+        if n_whole(self._books.ledger, memory) < len(tokens):
+            raise Unavailable("the prefix was evicted before it could be pinned; try again", retry_after_s=1)
+        draft = self._slot_work.draft()
+        snapshot, _ = whole_snapshot(draft, memory, len(tokens))
+        self._slot_work.carry_out(draft, ServerError("the prefix could not be copied to RAM"))
+        self._books.ledger.pin(snapshot)
+        self._pins[name] = Pin(key, tokens, snapshot)
+        return CacheDone(action.id, name, self._bytes(snapshot))
+
+    def _check_room(self, n: int) -> None:
+        """Raises InvalidRequest if pins would take more than their share."""
+        books = self._books
+        traits, ram = books.traits, books.config.cache_ram_bytes
+        n_pinned = n + sum(len(pin.tokens) for pin in self._pins.values())
+        if n_pinned > MAX_PINNED * traits.n_cells:
+            raise InvalidRequest(
+                f"pins would hold {n_pinned} tokens, more than half of the {traits.n_cells} KV cells; "
+                "unpin others (DELETE /cache/pin/{id}) or raise -c"
+            )
+        n_bytes = n * traits.bytes_per_token + traits.bytes_per_row
+        n_bytes += sum(self._bytes(pin.snapshot) for pin in self._pins.values())
+        if ram >= 0 and n_bytes > MAX_PINNED * ram:
+            raise InvalidRequest(
+                f"pins would take {n_bytes} bytes, more than half of the RAM tier's {ram}; "
+                "unpin others (DELETE /cache/pin/{id}) or raise --cache-ram"
+            )
+
+    def _unpin(self, action: CacheAction) -> CacheDone:
+        pin = self._pins.get(action.pin)
+        if pin is None or not self._may_see(action, pin.key):
+            raise NotFound(f"there is no pin {action.pin}")
+        del self._pins[action.pin]
+        ledger = self._books.ledger
+        ledger.pin(pin.snapshot, False)
+        for other in self._pins.values():  # one may rest on the other
+            ledger.pin(other.snapshot)
+        return CacheDone(action.id, action.pin)
+
+    def _may_see(self, action: CacheAction, key: CacheKey) -> bool:
+        return action.all_tenants or tenant_of(key) == tenant_of(action.key)
+
+    def _bytes(self, snapshot: SnapshotId) -> int:
+        return self._books.ledger.snapshot_bytes(snapshot)
+
+    # --- list ------------------------------------------------------------------------------------------------------
+
+    def _list(self, action: CacheAction) -> Iterator[Kept]:
+        ledger, pins = self._books.ledger, {pin.snapshot: name for name, pin in self._pins.items()}
+        holders = sorted(ledger.all_holders(), key=lambda h: -ledger.used_at(h))
+        for recency, holder in enumerate(holders):
+            key = ledger.holder_key(holder)
+            if key.startswith("\0private") or not self._may_see(action, key):
+                continue
+            tokens = ledger.holder_tokens(holder)
+            is_row = holder.tier is Tier.ROW
+            yield Kept(
+                tier=holder.tier.value,
+                place=str(holder.id),
+                owner=_owner(key),
+                n_tokens=len(tokens),
+                n_bytes=self._holder_bytes(holder),
+                recency=recency,
+                is_busy=is_row and ledger.is_leased(RowId(holder.id)),
+                pin="" if is_row else pins.get(SnapshotId(holder.id), ""),
+                tokens=plain(tokens) if action.show_tokens else (),
+            )
+        if self._books.disk:
+            yield from self._on_disk(action)
+
+    def _on_disk(self, action: CacheAction) -> Iterator[Kept]:
+        """Files say whose they are by a sum only: an API key sees those without a salt."""
+        disk = self._books.disk
+        assert disk is not None
+        mine = None if action.all_tenants or not tenant_of(action.key) else action.key
+        for recency, entry in enumerate(disk.entries(mine)):
+            tokens = entry.tokens if action.show_tokens else ()
+            owner = entry.owner.hex()[:8]
+            yield Kept("disk", entry.name, owner, len(entry.tokens), entry.n_bytes, recency, tokens=tokens)
+
+    def _holder_bytes(self, holder: Holder) -> int:
+        ledger, traits = self._books.ledger, self._books.traits
+        if holder.tier is Tier.ROW:
+            return ledger.length(RowId(holder.id)) * traits.bytes_per_token + traits.bytes_per_row
+        return ledger.snapshot_bytes(SnapshotId(holder.id))
+
+
+def _name(key: CacheKey, tokens: tuple[Token, ...]) -> str:
+    """The same for the same prefix, in every process."""
+    return hashlib.blake2b(repr((key, tokens)).encode(), digest_size=8).hexdigest()
+
+
+def _owner(key: CacheKey) -> str:
+    """Stands for a tenant and salt without telling them; "" for everybody's."""
+    return hashlib.blake2b(key.encode(), digest_size=4).hexdigest() if key else ""
