@@ -24,9 +24,10 @@ def simulated(
     n_batch: int = 256,
     max_queue: int = 100,
     adapters: tuple[AdapterInfo, ...] = (),
+    context_shift: bool = False,
 ) -> Iterator[Runtime]:
     context = ContextConfig(n_ctx=n_ctx, n_slots=n_slots, n_rows=n_slots + 2, n_batch=n_batch, n_ubatch=n_batch)
-    engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True)
+    engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, context_shift=context_shift, audit=True)
     runtime = Runtime.simulated(context, engine, adapters=adapters)
     try:
         yield runtime

@@ -97,10 +97,20 @@ def public_settings_json(
     sampling: Sampling,
     limits: Limits,
     *,
+    n_keep: int = 0,
+    n_discard: int = 0,
     stream: bool = False,
     timings_per_token: bool = False,
     lora: Scales = (),
 ) -> Json:
     """The same without what may show a request's content."""
-    settings = settings_json(sampling, limits, stream=stream, timings_per_token=timings_per_token, lora=lora)
+    settings = settings_json(
+        sampling,
+        limits,
+        n_keep=n_keep,
+        n_discard=n_discard,
+        stream=stream,
+        timings_per_token=timings_per_token,
+        lora=lora,
+    )
     return {name: value for name, value in settings.items() if name not in _PRIVATE}

@@ -54,6 +54,8 @@ def _task_json(slot: SlotSnapshot, tokenizer: Tokenizer | None) -> Json:
         "params": settings(
             task.sampling,
             task.limits,
+            n_keep=task.n_keep,
+            n_discard=task.n_discard,
             stream=task.stream,
             timings_per_token=task.timings_per_token,
             lora=task.lora,

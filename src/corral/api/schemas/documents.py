@@ -62,6 +62,14 @@ class CompletionFields(BaseModel):
     n_probs: int = Field(0, ge=0, description="Show the probabilities of that many likeliest tokens.")
     post_sampling_probs: bool = False
     min_keep: int = Field(0, ge=0)
+    n_keep: int = Field(0, ge=-1, description="First tokens that a context shift keeps; -1: the prompt.")
+    n_discard: int = Field(0, ge=0, description="Tokens behind them that it drops; 0: half of the rest.")
+    n_cache_reuse: int = Field(
+        0,
+        ge=0,
+        description="Chunks of at least so many tokens that the conversation holds further on are moved instead of "
+        "computed, which is approximate; 0: none.",
+    )
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int = Field(-1, ge=-1)
     cache_prompt: bool = True

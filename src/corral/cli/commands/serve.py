@@ -20,6 +20,7 @@ from corral.cli.parse import Parsed
 from corral.cli.progress import loading
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import ModelConfig
+from corral.engine.shift import can_move
 from corral.errors import LoadError
 from corral.llama.file import check_file
 from corral.runtime import Runtime
@@ -92,6 +93,8 @@ class _Serving:
         except _Interrupted:
             return
         try:
+            if self._settings.defaults.n_cache_reuse and not can_move(runtime.traits):
+                logger.warning("--cache-reuse is ignored: this model's memory cannot be shifted")
             self._app.ready(runtime)
             if not (self._stop.is_set() or http.done()):
                 self._tell_ready(runtime)
