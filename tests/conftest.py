@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.model.tiny import write_tiny_llama, write_tiny_mamba
+from tests.model.tiny import write_tiny_jamba, write_tiny_llama, write_tiny_mamba
 
 from corral.errors import LoadError
 
@@ -27,6 +27,12 @@ def tiny_window_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The vocabulary of ``tiny_model`` over one recurrent state for each row."""
     return write_tiny_mamba(tmp_path_factory.mktemp("models") / "recurrent.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cells and a state for each row; the vocabulary of ``tiny_model``."""
+    return write_tiny_jamba(tmp_path_factory.mktemp("models") / "hybrid.gguf")
 
 
 @pytest.fixture(scope="session")

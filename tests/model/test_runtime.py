@@ -11,7 +11,6 @@ from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.errors import LoadError
 from corral.events import Event, Failed, Finished
 from corral.ids import Token
-from corral.ports import Rollback
 from corral.runtime import Runtime
 from corral.tasks import Limits, Sampling, Task
 
@@ -38,7 +37,7 @@ def test_a_sliding_window_model_keeps_its_whole_context(
     with caplog.at_level(logging.WARNING, "corral.runtime"):
         runtime = Runtime.open(ModelConfig(tiny_window_model), CONTEXT, EngineConfig(n_slots=2, audit=True))
     try:
-        assert runtime.traits.rollback is Rollback.ANY
+        assert runtime.traits.window_cells == runtime.traits.n_cells
         assert "sliding window of 16" in caplog.text
         prompt = tuple(range(20, 80))
         first = answer(runtime, prompt)

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 
 N_LAYER, N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_CTX = 2, 64, 4, 2, 96, 1024
+N_INNER, N_STATE, N_RANK, N_CONV = 2 * N_EMBD, 8, 4, 4
 SPECIAL = ("<unk>", "<s>", "</s>")
 PRINTABLE = tuple("▁" if code == 32 else chr(code) for code in range(32, 127))
 
@@ -39,7 +40,6 @@ def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: st
 
 def write_tiny_mamba(path: Path, *, seed: int = 0) -> Path:
     """A recurrent model of the same vocabulary: one state for each row instead of cells."""
-    n_inner, n_state, n_rank, n_conv = 2 * N_EMBD, 8, 4, 4
     writer = gguf.GGUFWriter(path, "mamba")
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(N_EMBD)
@@ -47,25 +47,75 @@ def write_tiny_mamba(path: Path, *, seed: int = 0) -> Path:
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_ssm_inner_size(n_inner)
-    writer.add_ssm_state_size(n_state)
-    writer.add_ssm_time_step_rank(n_rank)
-    writer.add_ssm_conv_kernel(n_conv)
+    _add_state_sizes(writer)
     _add_vocabulary(writer)
-    shapes = {"ssm_in.weight": (2 * n_inner, N_EMBD), "ssm_conv1d.weight": (n_inner, n_conv)}
-    shapes |= {"ssm_conv1d.bias": (n_inner,), "ssm_x.weight": (n_rank + 2 * n_state, n_inner)}
-    shapes |= {"ssm_dt.weight": (n_inner, n_rank), "ssm_dt.bias": (n_inner,), "ssm_out.weight": (N_EMBD, n_inner)}
     draw = np.random.default_rng(seed)
-    writer.add_tensor("token_embd.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    _add_ends(writer, draw)
     for layer in range(N_LAYER):
-        for name, shape in shapes.items():
-            writer.add_tensor(f"blk.{layer}.{name}", draw.normal(0, 0.2, shape).astype(np.float32))
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(N_EMBD, np.float32))
-        writer.add_tensor(f"blk.{layer}.ssm_a", -np.ones((n_inner, n_state), np.float32))
-        writer.add_tensor(f"blk.{layer}.ssm_d", np.ones(n_inner, np.float32))
+        _add_state_layer(writer, draw, layer)
     _write(writer)
     return path
+
+
+def write_tiny_jamba(path: Path, *, seed: int = 0) -> Path:
+    """A hybrid of the same vocabulary: a layer with a state, one with attention, one with a state."""
+    writer = gguf.GGUFWriter(path, "jamba")
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(3)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv([0, N_HEAD_KV, 0])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    _add_state_sizes(writer)
+    _add_vocabulary(writer)
+    draw = np.random.default_rng(seed)
+    _add_ends(writer, draw)
+    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
+    attention = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
+    attention |= {"attn_output": (N_EMBD, N_EMBD)}
+    feed = {"ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD), "ffn_down": (N_EMBD, N_FF)}
+    for layer in range(3):
+        if layer != 1:
+            _add_state_layer(writer, draw, layer)
+            for name, n in (("dt", N_RANK), ("b", N_STATE), ("c", N_STATE)):
+                writer.add_tensor(f"blk.{layer}.ssm_{name}_norm.weight", np.ones(n, np.float32))
+        else:
+            writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(N_EMBD, np.float32))
+        writer.add_tensor(f"blk.{layer}.ffn_norm.weight", np.ones(N_EMBD, np.float32))
+        for name, shape in (feed | (attention if layer == 1 else {})).items():
+            weights = draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weights)
+    _write(writer)
+    return path
+
+
+def _add_state_sizes(writer: gguf.GGUFWriter) -> None:
+    writer.add_ssm_inner_size(N_INNER)
+    writer.add_ssm_state_size(N_STATE)
+    writer.add_ssm_time_step_rank(N_RANK)
+    writer.add_ssm_conv_kernel(N_CONV)
+
+
+def _add_ends(writer: gguf.GGUFWriter, draw: np.random.Generator) -> None:
+    writer.add_tensor("token_embd.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
+    writer.add_tensor("output.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+
+
+def _add_state_layer(writer: gguf.GGUFWriter, draw: np.random.Generator, layer: int) -> None:
+    """Half of its channels forget within a few tokens, the others hardly at all."""
+    shapes = {"ssm_in.weight": (2 * N_INNER, N_EMBD), "ssm_conv1d.weight": (N_INNER, N_CONV)}
+    shapes |= {"ssm_conv1d.bias": (N_INNER,), "ssm_x.weight": (N_RANK + 2 * N_STATE, N_INNER)}
+    shapes |= {"ssm_dt.weight": (N_INNER, N_RANK), "ssm_out.weight": (N_EMBD, N_INNER)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.{layer}.{name}", draw.normal(0, 0.2, shape).astype(np.float32))
+    writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(N_EMBD, np.float32))
+    decay = np.where(np.arange(N_INNER) % 2, 1.0, 0.001)[:, None]
+    writer.add_tensor(f"blk.{layer}.ssm_dt.bias", np.full(N_INNER, 0.5, np.float32))
+    writer.add_tensor(f"blk.{layer}.ssm_a", np.repeat(-decay, N_STATE, axis=1).astype(np.float32))
+    writer.add_tensor(f"blk.{layer}.ssm_d", np.ones(N_INNER, np.float32))
 
 
 def _write(writer: gguf.GGUFWriter) -> None:
@@ -102,7 +152,9 @@ def _add_weights(writer: gguf.GGUFWriter, seed: int, *, gemma: bool) -> None:
     for name, shape in names.items():
         writer.add_tensor(f"{name}.weight", draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32))
     for name in ["output_norm", *(f"blk.{layer}.{norm}" for layer in range(N_LAYER) for norm in norms)]:
-        writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
+        # Gemma's head is its embedding: what the layers add must outweigh the token, or it would only repeat it.
+        weight = 4 if "post" in name else 1
+        writer.add_tensor(f"{name}.weight", np.full(N_EMBD, weight, np.float32))
 
 
 def write_tiny_lora(

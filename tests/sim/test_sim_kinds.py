@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from corral.config import ContextConfig
 from corral.ids import RowId
 from corral.ops import Copy, Span, Trim
 from corral.ports import DecodeStatus
+from corral.sim.clock import CostModel, VirtualClock
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import solo
@@ -28,7 +30,10 @@ UNIFIED = pytest.mark.parametrize("unified", [True, False], ids=["unified", "spl
 
 
 def put(context: SimContext, row: RowId, tokens: tuple[int, ...]) -> None:
-    assert context.decode([Span(row, context.bounds(row)[1], tokens)]) is DecodeStatus.OK
+    """Append tokens, at most a batch at a time."""
+    for at in range(0, len(tokens), context.traits.n_batch):
+        part = tokens[at : at + context.traits.n_batch]
+        assert context.decode([Span(row, context.bounds(row)[1], part)]) is DecodeStatus.OK
 
 
 def next_token(context: SimContext, row: RowId, token: int) -> int:
@@ -44,8 +49,14 @@ def expected(model: SimModel, tokens: tuple[int, ...]) -> int:
 @UNIFIED
 def test_neighbours_and_chunks_do_not_change_the_token(model: SimModel, unified: bool) -> None:
     context = model.new_context(replace(CONFIG, kv_unified=unified))
-    context.decode([Span(A, 0, TEXT[:13]), Span(C, 0, TEXT[:30]), Span(D, 0, TEXT[5:9])])
-    context.decode([Span(A, 13, TEXT[13:-1]), Span(B, 0, TEXT[2:25]), Span(C, 30, TEXT[:3])])
+    put(context, C, TEXT[:30])
+    for at in range(0, len(TEXT) - 1, 3):
+        spans = [
+            Span(A, at, TEXT[at : min(at + 3, len(TEXT) - 1)]),
+            Span(C, 30 + at, (at, 7, at)),
+            Span(D, at // 3, (at,)),
+        ]
+        assert context.decode(spans) is DecodeStatus.OK
     assert next_token(context, A, TEXT[-1]) == expected(model, TEXT)
     context.check()
 
@@ -103,9 +114,10 @@ def test_bytes_are_bound_to_kind_and_mode(model: SimModel) -> None:
 
 @KINDS
 def test_a_failed_pass_leaves_whole_rows_or_none(model: SimModel) -> None:
-    context = model.new_context(CONFIG, faults=Faults(decode=lambda n: DecodeStatus.FAILED if n == 1 else None))
-    put(context, A, TEXT)
-    assert context.decode([Span(A, len(TEXT), TEXT[:30])]) is DecodeStatus.FAILED
+    context = model.new_context(CONFIG, faults=Faults(decode=lambda n: DecodeStatus.FAILED if n == 7 else None))
+    for at in range(0, len(TEXT), 7):
+        put(context, A, TEXT[at : at + 7])
+    assert context.decode([Span(A, len(TEXT), TEXT[:8])]) is DecodeStatus.FAILED
     first, end = context.bounds(A)
     assert end == 0 or first <= max(0, len(TEXT) - 8 + 1)
 
@@ -231,3 +243,32 @@ def test_restoring_fails_by_injection_and_empties_the_row(model: SimModel) -> No
     data = context.checkpoint(A)
     assert not context.restore(A, len(TEXT), data)
     assert context.bounds(A) == (0, 0)
+
+
+def n_wrong(n_batch: int) -> int:
+    """Wrong tokens in random histories of three rows, where a batch holds up to ``n_batch`` tokens."""
+    model, wrong = SimModel(SimSpec(eos_every=0, kind=Kind.SLIDING, window=4)), 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        traits = replace(model.new_context(CONFIG).traits, n_batch=n_batch)
+        context = SimContext(model.head, traits, Kind.SLIDING, 0, VirtualClock(), CostModel(), Faults())
+        tokens: dict[RowId, tuple[int, ...]] = {A: (), B: (), C: ()}
+        for _ in range(12):
+            new = {row: tuple(draw.randrange(256) for _ in range(draw.choice([1, n_batch // 3]))) for row in tokens}
+            spans = [Span(row, len(tokens[row]), new[row], 1) for row in tokens]
+            assert context.decode(spans) is DecodeStatus.OK
+            tokens = {row: tokens[row] + new[row] for row in tokens}
+            seen = context.logits().argmax(axis=1).tolist()
+            wrong += sum(token != expected(model, tokens[row]) for row, token in zip(tokens, seen, strict=True))
+            if draw.random() < 0.3:
+                context.apply(Trim(A, 0))
+                tokens[A] = ()
+    return wrong
+
+
+def test_a_batch_is_no_larger_than_a_ubatch_where_there_is_a_window() -> None:
+    """libllama finds cells for all ubatches first; a later one takes from the windows of earlier ones."""
+    traits = SLIDING.new_context(CONFIG).traits
+    assert traits.n_batch == traits.n_ubatch == CONFIG.n_ubatch
+    assert n_wrong(traits.n_ubatch) == 0
+    assert n_wrong(6 * traits.n_ubatch) > 0

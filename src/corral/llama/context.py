@@ -43,7 +43,7 @@ class LlamaContext:
         self._abort = AbortFlag()
         params = context_params(model, config, self._abort.callback, self._abort.data)
         self._log = library.start()
-        with self._log.collect() as lines:
+        with self._log.watch() as said, self._log.collect() as lines:
             self._handle = lib.llama_init_from_model(model, params)
         if not self._handle:
             raise LoadError(f"cannot make a context: {library.reason(lines, 'libllama gave no reason')}")
@@ -52,7 +52,7 @@ class LlamaContext:
             lib.llama_free(self._handle)
             raise LoadError("cannot make a context: the model keeps no memory of a text, so it cannot generate")
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-        self._traits = read_traits(model, self._handle, config)
+        self._traits = read_traits(model, self._handle, config, said)
         # With several positions for each token (M-RoPE) a saved cell carries more than its position.
         self._plain_cells = lib.llama_model_rope_type(model) in (-1, 0, 2)
         self._n_outputs_max = self._traits.n_rows
@@ -60,6 +60,7 @@ class LlamaContext:
         self._carrier = self._traits.n_rows  # the id of the row behind the others, where there is one
         self._ends = [0] * self._traits.n_rows
         self._unsettled: set[RowId] = set()
+        self._headless: set[RowId] = set()
         self._n_readable = -1
         self._logits_at = 0
         self._views: dict[int, Logits] = {}
@@ -78,12 +79,7 @@ class LlamaContext:
                     self._trim(row, n)
             case Copy(src, dst, n):
                 self._check_copy(src, dst, n)
-                self._trim(dst, 0)
-                if n:
-                    lib.llama_memory_seq_cp(self._memory, src, dst, 0, n)
-                self._ends[dst] = n
-                if n and src in self._unsettled:
-                    self._unsettled.add(dst)
+                return self._copy(src, dst, n)
             case Shift(row, keep, discard):
                 self._check_shift(row, keep, discard)
                 lib.llama_memory_seq_rm(self._memory, row, keep, keep + discard)
@@ -91,6 +87,28 @@ class LlamaContext:
                 self._ends[row] -= discard
                 self._unsettled.add(row)
         return True
+
+    def _copy(self, src: RowId, dst: RowId, n: int) -> bool:
+        self._trim(dst, 0)
+        if not n:
+            return True
+        lib.llama_memory_seq_cp(self._memory, src, dst, 0, n)
+        self._ends[dst] = n
+        if src in self._unsettled:
+            self._unsettled.add(dst)
+        if self._traits.whole_copy_only and (n < self._ends[src] or src in self._headless):
+            self._headless.add(dst)  # libllama copies the state at the end, whatever n is
+        return self._rehome(dst)
+
+    def _rehome(self, row: RowId) -> bool:
+        """Give the row window cells of its own: libllama never reuses one that two rows hold."""
+        if not 0 < self._traits.window_cells < self._traits.n_cells // self._traits.n_streams:
+            return True
+        data = self._partial(row)
+        if self._set_partial(row, data):
+            return True
+        self._trim(row, 0)
+        return False
 
     def use(self, adapters: AdapterSet) -> None:
         self._check_open()
@@ -113,9 +131,20 @@ class LlamaContext:
             for span in spans:
                 self._ends[span.row] = span.pos0 + len(span.tokens)
         elif status not in _UNCHANGED:
-            for span in spans:
-                self._ends[span.row] = self.bounds(span.row)[1]
+            self._after_failure(spans)
         return status
+
+    def _after_failure(self, spans: Sequence[Span]) -> None:
+        """Read back what rows hold. What cannot be trusted is emptied.
+
+        libllama cannot take back states, and it may have moved those of rows that were not in the batch.
+        """
+        if self._traits.whole_copy_only:
+            self._clear()
+        for span in spans:
+            first, self._ends[span.row] = self.bounds(span.row)
+            if first > max(0, span.pos0 - self._traits.window + 1):
+                self._trim(span.row, 0)
 
     def logits(self) -> Logits:
         """Raises ValueError after a decode that failed, and before the first."""
@@ -134,13 +163,18 @@ class LlamaContext:
         return view
 
     def bounds(self, row: RowId) -> tuple[int, int]:
+        first, end = self._positions(row)
+        return (0 if self._traits.whole_copy_only else first), end
+
+    def _positions(self, row: RowId) -> tuple[int, int]:
+        """libllama's own; a state is where the row ends."""
         self._check_row(row)
         end = lib.llama_memory_seq_pos_max(self._memory, row) + 1
         return (lib.llama_memory_seq_pos_min(self._memory, row), end) if end else (0, 0)
 
     def save(self, row: RowId, start: int = 0) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""
-        self._check_row(row)
+        self._check_whole(row)
         self._check_start(row, start)
         if row in self._unsettled:  # libllama turns K at the next decode; what it would write now has the old angles
             raise ValueError(f"row {row} was shifted and cannot be saved before the next decode")
@@ -194,8 +228,11 @@ class LlamaContext:
 
     def checkpoint(self, row: RowId) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""
-        self._check_row(row)
+        self._check_whole(row)
         self._check_uncuttable(row)
+        return self._partial(row)
+
+    def _partial(self, row: RowId) -> bytes:
         n_bytes = lib.llama_state_seq_get_size_ext(self._handle, row, _PARTIAL)
         data: bytes = _new_bytes(None, n_bytes)
         if lib.llama_state_seq_get_data_ext(self._handle, _pointer(data), n_bytes, row, _PARTIAL) != n_bytes:
@@ -207,14 +244,19 @@ class LlamaContext:
         self._check_uncuttable(row)
         if not 0 < n <= self._ends[row]:
             raise ValueError(f"row {row} holds {self._ends[row]} positions, not {n}")
-        with self._log.collect():
-            n_read = int(lib.llama_state_seq_set_data_ext(self._handle, _pointer(data), len(data), row, _PARTIAL))
-        restored = 0 < n_read == len(data) and bool(lib.llama_memory_seq_rm(self._memory, row, n, -1))
-        self._ends[row] = n
-        if not restored or self.bounds(row)[1] != n:
+        # What was restored must end at n before the rest is cut: then it is a checkpoint of this length.
+        restored = self._set_partial(row, data) and self._positions(row)[1] == n
+        if not restored or not lib.llama_memory_seq_rm(self._memory, row, n, -1):
             self._trim(row, 0)
             return False
+        self._ends[row] = n
+        self._headless.discard(row)
         return True
+
+    def _set_partial(self, row: RowId, data: bytes) -> bool:
+        with self._log.collect():
+            n_read = int(lib.llama_state_seq_set_data_ext(self._handle, _pointer(data), len(data), row, _PARTIAL))
+        return 0 < n_read == len(data)
 
     def warmup(self) -> None:
         """Run one token to fault in weights and allocate buffers. Empties every row."""
@@ -243,6 +285,7 @@ class LlamaContext:
         lib.llama_memory_clear(self._memory, True)
         self._ends = [0] * self._traits.n_rows
         self._unsettled.clear()
+        self._headless.clear()
         self._n_readable = -1
 
     def _trim(self, row: RowId, n: int) -> None:
@@ -251,6 +294,7 @@ class LlamaContext:
         self._ends[row] = n
         if not n:
             self._unsettled.discard(row)
+            self._headless.discard(row)
 
     def _check_open(self) -> None:
         if not self._handle:
@@ -265,17 +309,24 @@ class LlamaContext:
         if start and not (self._traits.ranges and 0 < start < self._ends[row] + 1):
             raise ValueError(f"row {row} can be saved and loaded only whole, not from {start}")
 
+    def _check_whole(self, row: RowId) -> None:
+        self._check_row(row)
+        if row in self._headless:
+            raise ValueError(f"row {row} is a copy without the state at its end: it can only be restored or emptied")
+
     def _check_uncuttable(self, row: RowId) -> None:
         if self._traits.rollback is Rollback.ANY:
             raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")
 
     def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
         self._check_row(dst)
-        self._check_prefix(src, n)
+        self._check_range(src, n)
         if not self._traits.shared_cells:
             raise ValueError("rows of split KV cannot share cells")
         if src == dst:
             raise ValueError(f"row {src} cannot be copied onto itself")
+        if not self._traits.whole_copy_only:
+            self._check_prefix(src, n)
 
     def _check_shift(self, row: RowId, keep: int, discard: int) -> None:
         """That libllama can do it. That nobody else holds the cells that move is the caller's to know."""
@@ -286,18 +337,19 @@ class LlamaContext:
             raise ValueError(f"row {row} holds {self._ends[row]} positions: cannot keep {keep} and drop {discard}")
 
     def _check_prefix(self, row: RowId, n: int) -> None:
-        """That the row can stand for its first n positions alone."""
-        self._check_row(row)
-        end = self._ends[row]
-        if not 0 <= n <= end:
-            raise ValueError(f"row {row} holds {end} positions, not {n}")
-        if n in (0, end) or self._traits.rollback is Rollback.ANY:
+        """That the row can be cut at n."""
+        self._check_range(row, n)
+        first, end = self.bounds(row) if self._traits.window else (0, self._ends[row])
+        if self._traits.can_cut(n, first, end):
             return
         if self._traits.rollback is not Rollback.BOUNDED:
             raise ValueError(f"row {row} can only be kept whole ({end} positions) or dropped, not cut at {n}")
-        first = self.bounds(row)[0]
-        if first > max(0, n - self._traits.window):
-            raise ValueError(f"row {row} has lost positions before {first} and cannot be cut at {n}")
+        raise ValueError(f"row {row} has lost positions before {first} and cannot be cut at {n}")
+
+    def _check_range(self, row: RowId, n: int) -> None:
+        self._check_row(row)
+        if not 0 <= n <= self._ends[row]:
+            raise ValueError(f"row {row} holds {self._ends[row]} positions, not {n}")
 
     def _check_spans(self, spans: Sequence[Span]) -> None:
         n_tokens = n_outputs = 0
@@ -306,6 +358,8 @@ class LlamaContext:
             row, n = span.row, len(span.tokens)
             if not 0 <= row < len(self._ends) or row in rows:
                 raise ValueError(f"row {row} is named twice or not in 0..{len(self._ends) - 1}")
+            if self._headless:
+                self._check_whole(row)
             if span.pos0 != self._ends[row]:
                 raise ValueError(f"a span of row {row} starts at {span.pos0}, the row ends at {self._ends[row]}")
             if not n or not 0 <= span.n_outputs <= n:

@@ -32,6 +32,7 @@ class LogRouter:
         self._level = logging.DEBUG
         self._partial = ""
         self._collecting: dict[int, deque[str]] = {}
+        self._watching: dict[int, list[str]] = {}
 
     def write(self, level: int, text: bytes | None, _user_data: Any = None) -> None:
         """libllama's callback. ``level`` is ggml's; continuation fragments keep the last one."""
@@ -42,6 +43,8 @@ class LogRouter:
             self._line(line.rstrip())
 
     def _line(self, line: str) -> None:
+        if (watched := self._watching.get(get_ident())) is not None:
+            watched.append(line)
         collected = self._collecting.get(get_ident())
         level = self._level
         if collected is not None and level >= logging.INFO:
@@ -63,6 +66,15 @@ class LogRouter:
                 del self._collecting[thread]
             else:
                 self._collecting[thread] = before
+
+    @contextmanager
+    def watch(self) -> Iterator[list[str]]:
+        """Within it all of this thread's lines go to the returned list too. Not to be nested."""
+        lines = self._watching[get_ident()] = []
+        try:
+            yield lines
+        finally:
+            del self._watching[get_ident()]
 
 
 def start() -> LogRouter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from corral.config import ContextConfig
+from corral.config import MIB, ContextConfig
 from corral.errors import LoadError
 from corral.llama import library
 from corral.ports import MemoryTraits, Rollback
@@ -29,6 +31,7 @@ CACHE_TYPES = {
     "q5_0": lib.GGML_TYPE_Q5_0,
     "q5_1": lib.GGML_TYPE_Q5_1,
 }
+_POOL = re.compile(r"llama_(kv_cache|memory_recurrent): size = +([\d.]+) MiB \( *(\d+) cells,.*?(?:/ *(\d+))? seqs")
 _BITS_PER_VALUE = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0}
 
 
@@ -52,8 +55,7 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     n_threads = config.n_threads if config.n_threads > 0 else library.n_physical_cores()
     params = lib.llama_context_default_params()
     params.n_ctx = n_cells_total(config, n_ctx_train)
-    params.n_batch = max(config.n_batch, config.n_rows)
-    params.n_ubatch = min(config.n_ubatch, params.n_batch)
+    params.n_batch, params.n_ubatch = _batch_sizes(config, has_window=lib.llama_model_n_swa(model) > 0)
     params.n_seq_max = config.n_rows + has_carrier(model, config)
     # 0 would reserve a row of logits for every token of a batch: hundreds of megabytes.
     params.n_outputs_max = params.n_seq_max
@@ -70,6 +72,19 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     return params
 
 
+def _batch_sizes(config: ContextConfig, *, has_window: bool) -> tuple[int, int]:
+    """(n_batch, n_ubatch). Every row must be able to take a token.
+
+    With a window a batch is one ubatch: libllama finds cells for all ubatches before it computes the first, and what
+    falls out of a window for a later one (llama_kv_cache::apply_ubatch) is missing by then. Wrong tokens, silently.
+    """
+    n_batch = max(config.n_batch, config.n_rows)
+    if not has_window:
+        return n_batch, min(config.n_ubatch, n_batch)
+    n_ubatch = min(max(config.n_ubatch, config.n_rows), n_batch)
+    return n_ubatch, n_ubatch
+
+
 def _check(config: ContextConfig, n_ctx_train: int) -> None:
     n_rows_max = lib.llama_max_parallel_sequences()
     if not 1 <= config.n_slots <= config.n_rows <= n_rows_max:
@@ -83,29 +98,32 @@ def _check(config: ContextConfig, n_ctx_train: int) -> None:
             raise LoadError(f"unknown cache type {name!r}; known are {', '.join(CACHE_TYPES)}")
 
 
-def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits:
-    """What libllama really made of the settings, and what that memory can do."""
+def read_traits(model: Any, context: Any, config: ContextConfig, log: Sequence[str]) -> MemoryTraits:
+    """What libllama really made of the settings, and what that memory can do. ``log``: what it said of its pools."""
     has_one_more = has_carrier(model, config)
     n_rows = int(lib.llama_n_seq_max(context)) - has_one_more
     n_ctx_row = int(lib.llama_n_ctx_seq(context))
-    window = 0 if config.swa_full else int(lib.llama_model_n_swa(model))
-    n_ubatch = int(lib.llama_n_ubatch(context))
+    window = int(lib.llama_model_n_swa(model))
     unified = config.kv_unified
+    has_cells = not lib.llama_model_is_recurrent(model)
+    bytes_per_token, bytes_per_row = row_bytes(log, window) or (_bytes_per_token(model, config), 0)
     return MemoryTraits(
-        n_cells=int(lib.llama_n_ctx(context)),
+        # Without cells a row may be as long as a conversation may.
+        n_cells=int(lib.llama_n_ctx(context)) if has_cells else n_ctx_row * n_rows,
         # Beyond the training context a model writes nonsense: no conversation gets more, whatever the pool holds.
         n_cells_row=min(n_ctx_row, int(lib.llama_model_n_ctx_train(model)) or n_ctx_row),
         n_rows=n_rows,
-        n_streams=1 if unified else n_rows,
+        n_streams=1 if unified or not has_cells else n_rows,
         n_batch=int(lib.llama_n_batch(context)),
-        n_ubatch=n_ubatch,
-        shared_cells=unified,
+        n_ubatch=int(lib.llama_n_ubatch(context)),
+        shared_cells=unified and has_cells,
         can_shift=bool(lib.llama_memory_can_shift(lib.llama_get_memory(context))),
         rollback=_rollback(model, context, window),
         window=window,
-        window_cells=pad(min(n_ctx_row, window * (n_rows if unified else 1) + n_ubatch)) if window else 0,
+        window_cells=_window_cells(context, config, window),
         whole_copy_only=_keeps_states(model),
-        bytes_per_token=_bytes_per_token(model, config),
+        bytes_per_token=bytes_per_token,
+        bytes_per_row=bytes_per_row,
         ranges=has_one_more,
         state_version=int(lib.LLAMA_STATE_SEQ_VERSION),
     )
@@ -113,8 +131,37 @@ def read_traits(model: Any, context: Any, config: ContextConfig) -> MemoryTraits
 
 def has_carrier(model: Any, config: ContextConfig) -> bool:
     """Whether there is a row more than asked for, through which parts of rows travel: where these can be had at all."""
-    plain = not _keeps_states(model) and (config.swa_full or not lib.llama_model_n_swa(model))
-    return bool(config.kv_unified and plain and config.n_rows < lib.llama_max_parallel_sequences())
+    is_plain = not (_keeps_states(model) or lib.llama_model_n_swa(model))
+    return bool(config.kv_unified and is_plain and config.n_rows < lib.llama_max_parallel_sequences())
+
+
+def _window_cells(context: Any, config: ContextConfig, window: int) -> int:
+    """Cells of a pool for the layers with a window, as in libllama's llama-kv-cache-iswa.cpp."""
+    n_ctx_row = int(lib.llama_n_ctx_seq(context))
+    if config.swa_full or not window:
+        return n_ctx_row if window else 0
+    n_rows = int(lib.llama_n_seq_max(context)) if config.kv_unified else 1
+    return pad(min(n_ctx_row, window * n_rows + int(lib.llama_n_ubatch(context))))
+
+
+def row_bytes(log: Sequence[str], window: int) -> tuple[int, int] | None:
+    """Bytes that a saved row has for each token and besides, read from what libllama logs of its pools.
+
+    It has no call that tells which layers have a window or a state. None where the lines are not there.
+    """
+    per_cell: list[float] = []
+    per_state = 0.0
+    for line in log:
+        if found := _POOL.search(line):
+            n_bytes, n_cells, n_streams = float(found[2]) * MIB, int(found[3]), int(found[4] or 1)
+            if found[1] == "memory_recurrent":
+                per_state += n_bytes / n_cells
+            else:
+                per_cell.append(n_bytes / (n_cells * n_streams))
+    if not per_cell and not per_state:
+        return None
+    per_window_cell = per_cell.pop() if window and len(per_cell) > 1 else 0.0
+    return int(sum(per_cell)), int(window * per_window_cell + per_state)
 
 
 def _keeps_states(model: Any) -> bool:

@@ -45,8 +45,9 @@ def traits_of(config: ContextConfig, spec: MemorySpec) -> MemoryTraits:
     n_pools, n_shares = (1, 1) if config.kv_unified else (config.n_rows, config.n_slots)
     n_ctx = config.n_ctx or spec.n_ctx_train
     per_pool = _pad(-(-n_ctx // n_shares), spec.n_pad)
-    n_batch = min(max(config.n_batch, config.n_rows), per_pool * n_pools)
-    n_ubatch = min(config.n_ubatch, n_batch)
+    n_batch, n_ubatch = _batch_sizes(config, spec.kind is Kind.SLIDING)
+    n_batch = min(n_batch, per_pool * n_pools)
+    n_ubatch = min(n_ubatch, n_batch)
     window_cells = _window_cells(config, spec, per_pool, n_ubatch)
     if spec.kind is Kind.RECURRENT:  # no cells: a row may be as long as a conversation may
         n_pools, n_cells, shared = 1, per_pool * config.n_rows, False
@@ -78,6 +79,13 @@ def _check(config: ContextConfig) -> None:
         raise LoadError(f"{config.n_slots} slots on {config.n_rows} rows: 1 <= slots <= rows is needed")
     if config.n_ctx < 0 or config.n_batch < 1 or config.n_ubatch < 1:
         raise LoadError("context size must not be negative, batch sizes must be positive")
+
+
+def _batch_sizes(config: ContextConfig, has_window: bool) -> tuple[int, int]:
+    """With a window no batch is larger than a ubatch: what libllama does with a second one goes wrong."""
+    n_batch = max(config.n_batch, config.n_rows)
+    n_ubatch = min(max(config.n_ubatch, config.n_rows), n_batch)
+    return (n_ubatch, n_ubatch) if has_window else (n_batch, min(config.n_ubatch, n_batch))
 
 
 def _window_cells(config: ContextConfig, spec: MemorySpec, per_pool: int, n_ubatch: int) -> int:

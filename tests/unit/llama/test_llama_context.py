@@ -307,13 +307,14 @@ def test_sliding_window_is_read_from_the_model(window_model):
     assert (traits.rollback, traits.window, traits.window_cells) == (Rollback.BOUNDED, 16, 256)
     context.close()
     full = window_model.new_context(settings(n_ctx=1024, n_rows=4, swa_full=True))
-    assert (full.traits.rollback, full.traits.window) == (Rollback.ANY, 0)
+    assert (full.traits.rollback, full.traits.window, full.traits.window_cells) == (Rollback.BOUNDED, 16, 1024)
     full.close()
 
 
 def test_what_the_window_lost_cannot_be_cut_back_to(window_model):
     context = window_model.new_context(settings(n_ctx=1024, n_rows=2, n_slots=2, n_ubatch=64, kv_unified=True))
-    context.decode([Span(0, 0, tuple([50] * 400))])
+    for at in range(0, 400, 50):
+        context.decode([Span(0, at, (50,) * 50)])
     first, end = context.bounds(0)
     assert (first > 0, end) == (True, 400)
     with pytest.raises(ValueError, match="lost"):
