@@ -189,6 +189,19 @@ def test_what_follows_depends_on_the_tokens_alone(
     assert min(done["decode"], done["load"], done["save"]) > 3
 
 
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_sizes_of_saved_rows_are_known_at_load(weights: LlamaModel, unified: bool) -> None:
+    """About: libllama logs the sizes of its pools in hundredths of a MiB, and a cell has 12 bytes of its own."""
+    context = weights.new_context(replace(CONFIG, kv_unified=unified))
+    traits, n = context.traits, 100
+    for at in range(0, n, 20):
+        context.decode([Span(RowId(0), at, (7,) * 20)])
+    assert len(context.save(RowId(0))) == pytest.approx(traits.bytes_per_row + n * traits.bytes_per_token, rel=0.15)
+    if traits.rollback is not Rollback.ANY:
+        assert len(context.checkpoint(RowId(0))) == pytest.approx(traits.bytes_per_row, rel=0.15)
+    context.close()
+
+
 def test_greedy_text_varies_and_depends_on_its_first_token(alone: LlamaContext) -> None:
     """Else the law above would say little."""
     prompt = tuple(random.Random(0).randrange(3, 354) for _ in range(40))
