@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.props.engine_machine import Player, Setup, Submit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.props.engine_machine import PATIENT, Player, Setup, Submit, histories, ops
 
 from corral.engine import disk_tier
 from corral.engine.disk_entry import identity_of
@@ -154,6 +157,38 @@ def test_a_task_that_is_cancelled_while_it_waits(tmp_path: Path) -> None:
     second.drain()
     assert second.engine.snapshot.n_snapshots == 0
     assert talk(second, 0) == 59
+
+
+def test_a_file_holds_all_that_a_range_rests_on(tmp_path: Path) -> None:
+    """Two conversations begin alike: RAM keeps the beginning once, and each file stands for itself."""
+    setup = replace(SETUP, n_slots=1, cache_ram_bytes=-1)
+    first = start(tmp_path, setup)
+    for tail in (97, 98, 99):
+        first.submit(Submit(stem=0, n_prompt=90, n_predict=0, tail=(tail,) * 40))
+        first.drain()
+    ledger = first.engine.books.ledger
+    assert any(ledger.snapshot_start(snapshot) for snapshot in ledger.snapshots())
+    stop(first)
+    assert len(os.listdir(tmp_path)) == 3
+    second = start(tmp_path, setup, first.kept)
+    for tail in (99, 97, 98):
+        (task,) = second.submit(Submit(stem=0, n_prompt=90, n_predict=4, tail=(tail,) * 40))
+        second.drain()
+        assert second.starts[task].n_cached >= 80
+
+
+@MEMORIES
+@settings(PATIENT, max_examples=1500 if LONG else 25)
+@given(data=st.data())
+def test_any_two_histories_over_one_folder(unified: bool, data: st.DataObject) -> None:
+    """The player checks every token, and what is kept: whatever is cancelled, parked or fails, with a small budget."""
+    first = data.draw(histories(unified, faulty=data.draw(st.booleans())))
+    more = data.draw(st.lists(ops(first.setup), max_size=24))
+    budget = data.draw(st.sampled_from([1 << 30, 2000]))
+    kept: Kept = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for played in (first.ops, more):
+            stop(start(Path(folder), first.setup, kept, budget).play(played))
 
 
 # --- harm ------------------------------------------------------------------------------------------------------------

@@ -190,12 +190,14 @@ def _shared_row(draft: Draft, source: RowId | None, n: int, checkpoint: Snapshot
 
 def _begin_loaded(draft: Draft, want: Want, offer: Offer, in_rows: Offer | None, is_last: bool) -> bool:
     """Load a snapshot into an empty row; needs cells for all of it that no other row has."""
-    ledger = draft.ledger
-    snapshot, source = _snapshot(draft, offer), _row_source(draft, in_rows)
+    ledger, snapshot = draft.ledger, _snapshot(draft, offer)
     assert snapshot is not None
-    n_have = in_rows.n if in_rows else 0
     n_loaded = ledger.snapshot_length(snapshot)
-    n_needed = max(n_loaded, len(want.tokens)) - shared_part(ledger, snapshot, n_have)
+    n_all = max(n_loaded, len(want.tokens))
+    source, n_have = _row_source(draft, in_rows), in_rows.n if in_rows else 0
+    if not _shares(draft, snapshot, source, n_have, n_all):
+        source, n_have = None, 0  # what is in rows makes room for it
+    n_needed = n_all - shared_part(ledger, snapshot, n_have)
     if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable(spared=source):
         return False
     draft.spared |= {*ledger.chain(snapshot), offer.checkpoint}
@@ -207,6 +209,16 @@ def _begin_loaded(draft: Draft, want: Want, offer: Offer, in_rows: Offer | None,
     loads = load_ops(draft.ledger, snapshot, row, source, n_have)
     draft.act(Begin(want.slot, row, n), *loads, *cut_ops(row, n_loaded, n, offer.checkpoint))
     return True
+
+
+def _shares(draft: Draft, snapshot: SnapshotId, source: RowId | None, n_have: int, n_all: int) -> bool:
+    """Whether a row has some of the snapshot and may stay: there is room for the rest, and another row."""
+    ledger = draft.ledger
+    n_shared = shared_part(ledger, snapshot, n_have)
+    if source is None or not n_shared:
+        return False
+    has_row = any(row != source for row in (*ledger.empty_rows(), *ledger.cold_rows()))
+    return has_row and n_all - n_shared <= n_available(draft) + ledger.n_reclaimable(spared=source)
 
 
 def _row_beside(draft: Draft, source: RowId | None) -> RowId | None:
