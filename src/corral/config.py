@@ -149,5 +149,13 @@ class ServerConfig:
     always_usage: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    parse_special_user_text: bool = False
+    reasoning: str = "auto"
+    reasoning_format: str = "auto"
+    reasoning_effort: str = ""
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
+    reasoning_preserve: bool = True
+    skip_chat_parsing: bool = False
     ssl_key_file: Path | None = None
     ssl_cert_file: Path | None = None

@@ -155,7 +155,12 @@ def test_a_template_of_the_command_line(serve_sim: SimServer) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"tools": [{"type": "function"}]}, "not supported yet"),
+        ({"tools": [{"type": "function"}]}, "Missing tool function"),
+        ({"tools": [{"type": "web"}]}, "Unsupported tool type"),
+        ({"tools": 5}, "expected 'tools' to be an array"),
+        ({"functions": [{"name": "f"}]}, "use 'tools'"),
+        ({"tool_choice": "required"}, "the request has no tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "no tool is called 'f'"),
         ({"tool_choice": "maybe"}, "Invalid tool_choice: maybe"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "enable_thinking"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),

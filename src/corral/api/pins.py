@@ -6,7 +6,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
-from corral.api.schemas.chat import chat_tokens, render_chat
+from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.prompt import Prompt, read_prompt
 from corral.api.service import Service
@@ -37,8 +37,8 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
         found = " and ".join(named) or "none of them"
         raise InvalidRequest(f"one of 'tokens', 'prompt' and 'messages' is needed, but there is {found}")
     if named == ["messages"]:
-        _, text = render_chat(fields.with_default("add_generation_prompt", False), service)
-        tokens = chat_tokens(text, service.runtime.model.info, tokenizer)
+        _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
+        tokens = service.chat.tokens(rendered)
     else:
         tokens = read_prompt(fields.value(named[0]), tokenizer)
     if not tokens:

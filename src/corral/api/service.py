@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
+from corral.chat.jobs import ChatModel
 from corral.chat.template import CHATML, ChatTemplate
 from corral.config import ServerConfig
 from corral.engine.state import Counters
@@ -20,6 +21,8 @@ from corral.tasks import NOBODY
 
 SERVICE = "corral.service"
 TENANT = "corral.tenant"
+TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
+"""The key of a GGUF's second template, for requests with tools."""
 BUILD = f"corral-{version('corral')}"
 
 
@@ -65,7 +68,7 @@ class Service:
     runtime: Runtime
     server: ServerConfig
     defaults: Defaults
-    template: ChatTemplate
+    chat: ChatModel
     model: str
     started_s: float
     adapters: DefaultAdapters
@@ -82,11 +85,19 @@ class Service:
         except InvalidRequest as error:
             raise LoadError(f"the sampling flags do not suit this model: {error}") from None
         info = runtime.model.info
-        source = server.chat_template or info.chat_template or CHATML
-        template = ChatTemplate(source, token_text(runtime, info.bos_token), token_text(runtime, info.eos_token))
         model = min(server.alias) if server.alias else info.path or info.name
         adapters = DefaultAdapters({adapter.id: adapter.scale for adapter in runtime.model.adapters})
-        return Service(runtime, server, defaults, template, model, time.time(), adapters)
+        return Service(runtime, server, defaults, _chat_model(runtime, server), model, time.time(), adapters)
+
+
+def _chat_model(runtime: Runtime, server: ServerConfig) -> ChatModel:
+    """Raises LoadError."""
+    info = runtime.model.info
+    bos, eos = token_text(runtime, info.bos_token), token_text(runtime, info.eos_token)
+    own_tools = None if server.chat_template else info.meta.get(TOOL_TEMPLATE)
+    template = ChatTemplate(server.chat_template or info.chat_template or own_tools or CHATML, bos, eos)
+    for_tools = ChatTemplate(own_tools, bos, eos) if own_tools else None
+    return ChatModel(template, info, runtime.model.tokenizer, for_tools)
 
 
 def service_of(request: Request) -> Service:

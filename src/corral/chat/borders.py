@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from corral.chat.template import ChatTemplate, Message
+from corral.chat.adapt import Message
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Tokenizer
 
 
-def text_borders(
-    text: str, messages: Sequence[Message], template: ChatTemplate, kwargs: Mapping[str, object]
-) -> list[int]:
+def text_borders(text: str, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> list[int]:
     """Positions in ``text``, in characters, ascending.
 
-    Found by rendering less of the conversation and comparing; a template that refuses to render less gives none.
+    Found by rendering less of the conversation (without a generation prompt) and comparing; a template that refuses to
+    render less gives none.
     """
     n_answered = max((i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"), default=0)
     if n_answered == 0:
@@ -24,14 +23,15 @@ def text_borders(
     found: set[int] = set()
     for part in (*shorter, messages):
         try:
-            rendered = template.render(part, add_generation_prompt=False, kwargs=kwargs)
+            rendered = render(part)
         except InvalidRequest:
             continue
-        found.add(_common_prefix(text, rendered))
+        found.add(common_prefix(text, rendered))
     return sorted(n for n in found if 0 < n < len(text))
 
 
-def _common_prefix(a: str, b: str) -> int:
+def common_prefix(a: str, b: str) -> int:
+    """How many characters two texts begin with in common."""
     lo, hi = 0, min(len(a), len(b))
     while lo < hi:
         mid = (lo + hi + 1) // 2

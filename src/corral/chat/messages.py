@@ -1,27 +1,12 @@
-"""The messages of a chat request: checked, and brought into the form templates understand."""
+"""The messages of a chat request: checked, and brought into one form."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from corral.chat.template import ChatTemplate, Message
+from corral.chat.adapt import Message
 from corral.errors import InvalidRequest
 
 _MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages as a template takes them. ``prefix`` is the text of the assistant that the reply continues."""
-
-    messages: tuple[Message, ...]
-    add_generation_prompt: bool = True
-    prefix: str = ""
-
-    def render(self, template: ChatTemplate, kwargs: dict[str, object]) -> str:
-        """The prompt, up to where the model goes on. Raises InvalidRequest."""
-        text = template.render(self.messages, add_generation_prompt=self.add_generation_prompt, kwargs=kwargs)
-        return text + self.prefix
+_FAULT = "Failed to parse messages:"
 
 
 def read_messages(value: object) -> list[Message]:
@@ -35,40 +20,43 @@ def read_messages(value: object) -> list[Message]:
     return [_read_message(message) for message in value]
 
 
-def read_conversation(
-    messages: list[Message], *, prefill: bool, continue_final: bool, add_generation_prompt: bool
-) -> Conversation:
-    """Decide whether the last message is continued. ``prefill`` does so whenever it is the assistant's.
-
-    Raises InvalidRequest.
-    """
-    last = messages[-1]
-    if continue_final and add_generation_prompt:
-        raise InvalidRequest("Cannot set both add_generation_prompt and continue_final_message to true.")
-    if continue_final and last["role"] != "assistant":
-        raise InvalidRequest("continue_final_message needs a last message with role 'assistant'.")
-    if last["role"] != "assistant" or not (prefill or continue_final):
-        return Conversation(tuple(messages), add_generation_prompt)
-    if len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise InvalidRequest("Cannot have 2 or more assistant messages at the end of the list.")
-    if last.get("tool_calls"):
-        raise InvalidRequest("A message with tool_calls cannot be continued.")
-    return Conversation(tuple(messages[:-1]), True, str(last["content"]))
-
-
 def _read_message(value: object) -> Message:
     if not isinstance(value, dict):
-        raise InvalidRequest("Failed to parse messages: each message must be an object")
+        raise InvalidRequest(f"{_FAULT} each message must be an object")
     role = value.get("role")
     if not isinstance(role, str):
-        raise InvalidRequest("Failed to parse messages: each message needs a 'role'")
+        raise InvalidRequest(f"{_FAULT} each message needs a 'role'")
     content = value.get("content")
     if content is None and role != "assistant":
         raise InvalidRequest("All non-assistant messages must contain 'content'")
     if content is None and not (value.get("tool_calls") or value.get("reasoning_content")):
         raise InvalidRequest("Assistant message must contain either 'content' or 'tool_calls'!")
-    joint = "\n\n" if role == "assistant" else "\n"
-    return {**value, "role": "system" if role == "developer" else role, "content": _text(content, joint)}
+    message = {key: item for key, item in value.items() if item is not None}
+    message["content"] = _text(content, "\n\n" if role == "assistant" else "\n")
+    if not isinstance(message.get("reasoning_content", ""), str):
+        raise InvalidRequest(f"{_FAULT} 'reasoning_content' must be a string")
+    calls = _read_calls(message.pop("tool_calls", None))
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _read_calls(value: object) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{_FAULT} 'tool_calls' must be an array")
+    return [_read_call(call, i) for i, call in enumerate(value)]
+
+
+def _read_call(call: object, index: int) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise InvalidRequest(f"{_FAULT} tool_calls[{index}] must be an object with a 'function'")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"{_FAULT} tool_calls[{index}].function needs a 'name'")
+    if not isinstance(arguments, str | dict | None):
+        raise InvalidRequest(f"{_FAULT} tool_calls[{index}].function.arguments must be a string or an object")
+    return {**call, "type": "function", "function": {**function, "arguments": "" if arguments is None else arguments}}
 
 
 def _text(content: object, joint: str) -> str:
@@ -81,7 +69,7 @@ def _text(content: object, joint: str) -> str:
 
 def _part(part: object) -> str:
     if not isinstance(part, dict):
-        raise InvalidRequest("Failed to parse messages: each part of 'content' must be an object")
+        raise InvalidRequest(f"{_FAULT} each part of 'content' must be an object")
     kind = part.get("type")
     if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidRequest(
@@ -91,5 +79,5 @@ def _part(part: object) -> str:
     if kind not in ("text", "input_text", "output_text"):
         raise InvalidRequest("unsupported content[].type")
     if not isinstance(text, str):
-        raise InvalidRequest("Failed to parse messages: a text part needs 'text'")
+        raise InvalidRequest(f"{_FAULT} a text part needs 'text'")
     return text

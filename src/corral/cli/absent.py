@@ -23,14 +23,12 @@ _NAMES = """
 --image-max-tokens --mtmd-batch-max-tokens --media-path --reuse-port --path --ui-config --webui-config
 --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --tools --tools-runtime --mcp-servers-config
 --mcp-servers-json -ag --agent --models-dir --models-preset --models-max --models-autoload
---no-models-autoload --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
---reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
---sleep-idle-seconds
+--no-models-autoload --sleep-idle-seconds
 """
 _PREFIXES = ("--spec-", "--video-", "--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _OFF_SWITCHES = """
 --no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent
---no-skip-chat-parsing --no-spec-draft-backend-sampling
+--no-spec-draft-backend-sampling
 """
 
 ABSENT = frozenset(_NAMES.split())

@@ -159,7 +159,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--ssl-cert-file", k.EXISTING, None, "PEM certificate", "SSL_CERT_FILE"),
     ),
     "Chat": (
-        _flag("--chat-template", k.TEXT, None, "Jinja template instead of the model's", "CHAT_TEMPLATE"),
+        _flag("--chat-template", k.TEXT, None, "Jinja text or a name such as llama3", "CHAT_TEMPLATE"),
         _flag("--chat-template-file", k.FILE_TEXT, None, "the same from a file", "CHAT_TEMPLATE_FILE"),
         _flag("--chat-template-kwargs", k.JSON_OBJECT, {}, "variables for the template", "CHAT_TEMPLATE_KWARGS"),
         _flag(
@@ -169,6 +169,26 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "continue a last message of the assistant instead of answering it",
             "PREFILL_ASSISTANT",
         ),
+        _flag("-rea --reasoning", k.ON_OFF_AUTO, "auto", "whether models think by default", "REASONING"),
+        _flag("--reasoning-format", k.REASONING_FORMAT, "auto", "none: thoughts stay in content", "THINK"),
+        _flag("--reasoning-effort", k.TEXT, "default", "effort; none: no thoughts", "REASONING_EFFORT"),
+        _flag("--reasoning-budget", k.integer(-1, 0), -1, "0: no thoughts; -1: no limit", "THINK_BUDGET"),
+        _flag("--reasoning-budget-message", k.TEXT, "", "text in place of thoughts", "THINK_BUDGET_MESSAGE"),
+        _flag(
+            "--reasoning-preserve !--no-reasoning-preserve",
+            k.SWITCH,
+            True,
+            "templates print the thoughts of earlier turns, if they can",
+            "REASONING_PRESERVE",
+        ),
+        _flag(
+            "--skip-chat-parsing !--no-skip-chat-parsing",
+            k.SWITCH,
+            False,
+            "replies are text: no thoughts, no tool calls",
+            "SKIP_CHAT_PARSING",
+        ),
+        _flag("--parse-special-user-text", k.SWITCH, False, "control tokens in texts of users are control tokens"),
         _flag("--jinja !--no-jinja", k.SWITCH, True, "templates are Jinja", "JINJA", only=True),
     ),
     "Defaults of requests": (

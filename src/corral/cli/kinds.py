@@ -226,6 +226,7 @@ def _scaled_adapter(text: str) -> AdapterConfig:
 
 SWITCH = Kind("", _switch)
 ON_OFF_AUTO = choice("on", "off", "auto")
+REASONING_FORMAT = choice("none", "auto", "deepseek", "deepseek-legacy")
 CACHE_TYPE = choice("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", metavar="TYPE")
 LOAD_MODE = choice("auto", "none", "mmap", "mlock", "mmap+mlock", metavar="MODE")
 TEXT = Kind("TEXT", str)

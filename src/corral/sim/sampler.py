@@ -18,7 +18,6 @@ from corral.sim.tokenizer import EOS, SimTokenizer
 from corral.tasks import Sampling
 
 Row = NDArray[np.float32]
-Mask = NDArray[np.bool_]
 
 _LITERAL = re.compile(r'\s*root\s*::=\s*("(?:[^"\\]|\\.)*")\s*')
 
@@ -44,9 +43,9 @@ class SimSampler:
         self._forced = tuple(forced)
         self._n_picked = 0
 
-    def pick(self, logits: Row, allowed: Mask | None = None) -> Picked:
+    def pick(self, logits: Row) -> Picked:
         """Raises InvalidRequest if grammar and bans leave no token."""
-        row = self._constrained(logits, allowed)
+        row = self._constrained(logits)
         probs = self._probabilities(row)
         token = int(row.argmax()) if self._sampling.temperature <= 0 else self._draw(probs)
         self._n_picked += 1
@@ -60,10 +59,8 @@ class SimSampler:
     def close(self) -> None:
         pass
 
-    def _constrained(self, logits: Row, allowed: Mask | None) -> Row:
+    def _constrained(self, logits: Row) -> Row:
         row = logits.copy()
-        if allowed is not None:
-            row[~allowed] = -math.inf
         for token, bias in self._biases.items():
             row[token] += bias
         if self._n_picked < len(self._forced):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from corral.chat.borders import text_borders, token_borders
 from corral.chat.template import ChatTemplate, Message
 from corral.sim.tokenizer import SimTokenizer
@@ -12,9 +14,13 @@ ASK: Message = {"role": "user", "content": "Why?"}
 ANSWER: Message = {"role": "assistant", "content": "So."}
 
 
+def bare(template: ChatTemplate) -> Callable[[Sequence[Message]], str]:
+    return lambda messages: template.render(messages, add_generation_prompt=False)
+
+
 def _heads(messages: list[Message]) -> list[str]:
     text = TEMPLATE.render(messages)
-    return [text[n:].split("\n")[0] for n in text_borders(text, messages, TEMPLATE, {})]
+    return [text[n:].split("\n")[0] for n in text_borders(text, messages, bare(TEMPLATE))]
 
 
 def test_the_first_question_begins_behind_the_system_message() -> None:
@@ -24,7 +30,7 @@ def test_the_first_question_begins_behind_the_system_message() -> None:
 def test_later_the_last_question_counts() -> None:
     messages = [SYSTEM, ASK, ANSWER, ASK]
     text = TEMPLATE.render(messages)
-    first, last = text_borders(text, messages, TEMPLATE, {})
+    first, last = text_borders(text, messages, bare(TEMPLATE))
     assert text[first:].startswith("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant")
     assert text[last:] == "<|im_start|>assistant\n"
 
@@ -37,7 +43,7 @@ def test_a_template_that_refuses_to_render_less_gives_what_it_can() -> None:
         "",
     )
     text = picky.render([SYSTEM, ASK])
-    assert text_borders(text, [SYSTEM, ASK], picky, {}) == [len(text) - 2]
+    assert text_borders(text, [SYSTEM, ASK], bare(picky)) == [len(text) - 2]
 
 
 def test_tokens_before_a_border_are_counted() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corral.chat.messages import read_conversation, read_messages
-from corral.chat.template import ChatTemplate
+from corral.chat.messages import read_messages
 from corral.errors import InvalidRequest
-
-USER = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +24,14 @@ USER = {"role": "user", "content": "hi"}
         ([{"role": "user", "content": [{"type": "text"}]}], "a text part needs 'text'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image input is not supported"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "audio input is not supported"),
+        ([{"role": "assistant", "content": "x", "reasoning_content": 5}], "'reasoning_content' must be a string"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], "'tool_calls' must be an array"),
+        ([{"role": "assistant", "tool_calls": [1]}], r"tool_calls\[0\] must be an object with a 'function'"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\].function needs a 'name'"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+            "arguments must be a string or an object",
+        ),
     ],
 )
 def test_refusals(messages: object, text: str) -> None:
@@ -39,34 +44,8 @@ def test_text_parts_are_joined_by_newlines() -> None:
     assert read_messages([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
 
 
-def test_developer_is_system() -> None:
-    assert read_messages([{"role": "developer", "content": "x"}])[0]["role"] == "system"
-
-
-def conversation(messages: list[dict[str, object]], prefill: bool = True, final: bool = False, add: bool = True) -> str:
-    read = read_conversation(read_messages(messages), prefill=prefill, continue_final=final, add_generation_prompt=add)
-    return read.render(ChatTemplate("chatml", "", ""), {})
-
-
-def test_the_assistants_last_message_is_continued() -> None:
-    text = conversation([USER, {"role": "assistant", "content": "Sure, "}])
-    assert text.endswith("<|im_start|>assistant\nSure, ")
-
-
-def test_without_prefill_it_is_an_ordinary_message() -> None:
-    text = conversation([USER, {"role": "assistant", "content": "Sure"}], prefill=False)
-    assert text.endswith("<|im_start|>assistant\nSure<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_continuing_on_demand() -> None:
-    messages: list[dict[str, object]] = [USER, {"role": "assistant", "content": "Sure"}]
-    assert conversation(messages, prefill=False, final=True, add=False).endswith("assistant\nSure")
-    with pytest.raises(InvalidRequest, match="Cannot set both"):
-        conversation(messages, final=True, add=True)
-    with pytest.raises(InvalidRequest, match="needs a last message"):
-        conversation([USER], final=True, add=False)
-
-
-def test_two_assistant_messages_at_the_end_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="2 or more assistant messages"):
-        conversation([USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}])
+def test_calls_and_thoughts_of_the_history() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    assert read_messages([message]) == [{**message, "content": ""}]
+    assert "tool_calls" not in read_messages([{"role": "assistant", "content": "x", "tool_calls": None}])[0]

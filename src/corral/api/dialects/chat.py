@@ -17,22 +17,33 @@ from corral.api.dialects.parts import (
 )
 from corral.api.job import Job
 from corral.api.service import BUILD
-from corral.events import Chunk, Event, Finished, Progress
+from corral.chat.deltas import CallArguments, CallStart, Content, Delta, Reasoning, Reply, whole_reply
+from corral.chat.formats.base import Reader
+from corral.chat.jobs import Rendered
+from corral.events import Chunk, Event, Finished, Progress, StopReason, TokenProbs
 from corral.ids import TaskId
 
 
 class ChatDialect:
     """``chat.completion`` objects and chunks. Each choice's first chunk gives the role, its last the finish reason.
 
-    ``prefix`` is repeated at the head of every choice: the text that the reply continues, when it is asked for.
+    ``prefix`` is repeated at the head of every choice: the text that the reply continues, when it is asked for. Where
+    the reply to ``rendered`` is nothing but text, chunks are bytes around it; else a reader of each choice finds
+    thoughts and calls.
     """
 
-    def __init__(self, job: Job, prefix: str = "") -> None:
+    def __init__(self, job: Job, rendered: Rendered, prefix: str = "") -> None:
         self._job = job
+        self._rendered = rendered
         self._prefix = prefix
         self._results: list[Finished] = []
         self._indices = {task.id: task.index for task in job.tasks}
         self._unopened = set(self._indices)
+        self._readers: dict[TaskId, Reader] = {}
+        self._untold: dict[TaskId, list[TokenProbs]] = {}
+        if not rendered.is_plain:
+            self._readers = {task_id: rendered.reader() for task_id in self._indices}
+            self._untold = {task_id: [] for task_id in self._indices}
         self._tail = {
             "created": job.created,
             "id": job.id,
@@ -46,7 +57,8 @@ class ChatDialect:
             task_id: b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":{"content":' % index
             for task_id, index in self._indices.items()
         }
-        self._is_plain = not job.params.sampling.n_probs
+        self._has_probs = bool(job.params.sampling.n_probs)
+        self._is_plain = not self._has_probs and rendered.is_plain
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -85,16 +97,47 @@ class ChatDialect:
         task_id = chunk.task_id
         if self._is_plain and chunk.timings is None:
             text = b"%b%b%b" % (self._before[task_id], orjson.dumps(chunk.text), self._after)
+        elif self._readers:
+            text = self._read(chunk)
         else:
-            text = self._delta(task_id, {"content": chunk.text}, self._extra(chunk), self._logprobs(chunk))
+            text = self._delta(task_id, {"content": chunk.text}, self._extra(chunk), self._logprobs(chunk.probs))
         return self._opening(task_id) + text if task_id in self._unopened else text
+
+    def _read(self, chunk: Chunk) -> bytes:
+        """The deltas that a chunk brings about: none while it is not clear what its text is."""
+        deltas = self._readers[chunk.task_id].feed(chunk.text)
+        if not self._has_probs and chunk.timings is None:
+            return b"".join([self._read_delta(chunk.task_id, delta) for delta in deltas])
+        untold = self._untold[chunk.task_id]
+        untold += chunk.probs
+        if not deltas:
+            return b""
+        told, self._untold[chunk.task_id] = untold, []
+        return self._read_deltas(chunk.task_id, deltas, self._extra(chunk), self._logprobs(told))
+
+    def _read_deltas(self, task_id: TaskId, deltas: list[Delta], extra: Json, logprobs: Json) -> bytes:
+        """Each delta as an event; ``extra`` and ``logprobs`` ride on the last."""
+        first = [self._delta(task_id, delta_json(delta)) for delta in deltas[:-1]]
+        return b"".join([*first, self._delta(task_id, delta_json(deltas[-1]), extra, logprobs)])
+
+    def _read_delta(self, task_id: TaskId, delta: Delta) -> bytes:
+        if type(delta) is Content:
+            return b"%b%b%b" % (self._before[task_id], orjson.dumps(delta.text), self._after)
+        return self._delta(task_id, delta_json(delta))
 
     def _finish(self, result: Finished) -> bytes:
         self._results.append(result)
+        task_id = result.task_id
         is_last = len(self._results) == len(self._indices) and not self._job.params.include_usage
         extra: Json = {"timings": timings_json(result.timings)} if is_last else {}
-        end = self._delta(result.task_id, {}, extra, reason=FINISH_REASONS[result.reason])
-        return self._opening(result.task_id) + end
+        rest = b"".join([self._read_delta(task_id, delta) for delta in self._last_deltas(task_id)])
+        n_calls = self._readers[task_id].n_calls if self._readers else 0
+        logprobs = self._logprobs(self._untold.get(task_id, []))
+        end = self._delta(task_id, {}, extra, logprobs, reason=_finish_reason(result, n_calls))
+        return self._opening(task_id) + rest + end
+
+    def _last_deltas(self, task_id: TaskId) -> list[Delta]:
+        return self._readers[task_id].finish() if self._readers else []
 
     def _opening(self, task_id: TaskId) -> bytes:
         """The role, before the first text of a choice; b"" after that."""
@@ -118,25 +161,70 @@ class ChatDialect:
     def _extra(self, chunk: Chunk) -> Json:
         return {"timings": timings_json(chunk.timings)} if chunk.timings else {}
 
-    def _logprobs(self, chunk: Chunk) -> Json:
-        return {"logprobs": {"content": probs_json(chunk.probs, self._job.tokenizer)}} if chunk.probs else {}
+    def _logprobs(self, probs: tuple[TokenProbs, ...] | list[TokenProbs]) -> Json:
+        return {"logprobs": {"content": probs_json(probs, self._job.tokenizer)}} if probs else {}
 
     def _final_choice(self, result: Finished) -> Json:
         tokenizer = self._job.tokenizer
+        reply = self._reply(result.text)
         choice: Json = {
-            "finish_reason": FINISH_REASONS[result.reason],
+            "finish_reason": _finish_reason(result, len(reply.calls)),
             "index": self._indices[result.task_id],
-            "message": {"role": "assistant", "content": self._prefix + result.text},
+            "message": message_json(reply, self._prefix),
         }
         if result.probs:
             choice["logprobs"] = {"content": probs_json(shown_probs(result, tokenizer), tokenizer)}
         return choice
+
+    def _reply(self, text: str) -> Reply:
+        if self._rendered.is_plain:
+            return Reply(text, "", ())
+        reader = self._rendered.reader()
+        reply = whole_reply([*reader.feed(text), *reader.finish()])
+        if not self._rendered.legacy:
+            return reply
+        reader = self._rendered.reader(streams=False)
+        return Reply(reply.content, whole_reply([*reader.feed(text), *reader.finish()]).reasoning, reply.calls)
 
     def _timings(self) -> Json:
         return {"timings": timings_json(self._results[0].timings)}
 
 
 _ROLE: Json = {"role": "assistant", "content": None}
+
+
+def message_json(reply: Reply, prefix: str = "") -> Json:
+    """``message`` of a choice. With calls and no text ``content`` is null."""
+    content = prefix + reply.content
+    message: Json = {"role": "assistant", "content": content if content or not reply.calls else None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}, "id": call.id}
+            for call in reply.calls
+        ]
+    return message
+
+
+def delta_json(delta: Delta) -> Json:
+    """``delta`` of a chunk."""
+    match delta:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function: Json = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _finish_reason(result: Finished, n_calls: int) -> str:
+    if n_calls and result.reason in (StopReason.EOS, StopReason.WORD):
+        return "tool_calls"
+    return FINISH_REASONS[result.reason]
 
 
 def _event(body: Json) -> bytes:

@@ -36,7 +36,7 @@ async def chat(request: Request) -> Response:
     service = service_of(request)
     asked = await read_body(request, lambda fields: _read_chat(fields, service))
     job = _job(request, service, [asked.prompt], asked.params, asked.borders)
-    return _reply(request, service, job, ChatDialect(job, asked.echo))
+    return _reply(request, service, job, ChatDialect(job, asked.rendered, asked.echo))
 
 
 async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Response:

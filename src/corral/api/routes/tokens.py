@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routes.body import json_response, read_body
-from corral.api.schemas.chat import chat_tokens, render_chat
+from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.api.schemas.prompt import read_mixed, read_token
 from corral.api.service import Service, service_of
@@ -29,7 +29,7 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     service = service_of(request)
-    return json_response({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1])})
+    return json_response({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1].text)})
 
 
 async def input_tokens(request: Request) -> Response:
@@ -40,8 +40,7 @@ async def input_tokens(request: Request) -> Response:
 
 
 def _count(fields: Fields, service: Service) -> int:
-    model = service.runtime.model
-    return len(chat_tokens(render_chat(fields, service)[1], model.info, model.tokenizer))
+    return len(service.chat.tokens(render_chat(fields, service)[1]))
 
 
 def _tokenize(fields: Fields, tokenizer: Tokenizer) -> list[object]:

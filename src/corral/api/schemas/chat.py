@@ -9,12 +9,22 @@ from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt
 from corral.api.service import Service
 from corral.chat.borders import text_borders, token_borders
-from corral.chat.messages import Conversation, read_conversation, read_messages
+from corral.chat.conversation import Conversation, Part, read_conversation
+from corral.chat.jobs import ChatRequest, ReasoningFormat, Rendered
+from corral.chat.messages import read_messages
+from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
-from corral.ports import ModelInfo, Rollback, Tokenizer
+from corral.ports import Rollback
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
+
+_FORMATS: dict[str, ReasoningFormat] = {
+    "none": "none",
+    "auto": "auto",
+    "deepseek": "deepseek",
+    "deepseek-legacy": "deepseek-legacy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,7 @@ class Chat:
 
     prompt: Prompt
     params: Params
+    rendered: Rendered
     echo: str = ""
     borders: tuple[int, ...] = ()
 
@@ -30,74 +41,116 @@ class Chat:
 def read_chat(fields: Fields, service: Service) -> Chat:
     """Raises InvalidRequest."""
     runtime, tokenizer = service.runtime, service.runtime.model.tokenizer
-    conversation, text = render_chat(fields, service)
+    request, rendered = render_chat(fields, service)
     n_probs = _n_probs(fields)
     params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
     if n_probs is not None:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
-    echo = conversation.prefix if fields.boolean("echo") else ""
-    prompt = chat_tokens(text, runtime.model.info, tokenizer)
-    return Chat(prompt, params, echo, _borders(conversation, prompt, text, fields, service))
+    if not rendered.is_plain:
+        params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
+    echo = request.conversation.prefix if fields.boolean("echo") else ""
+    prompt = service.chat.tokens(rendered)
+    return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
 
 
-def render_chat(fields: Fields, service: Service) -> tuple[Conversation, str]:
-    """The conversation and its prompt text. Raises InvalidRequest."""
-    _refuse_tools(fields)
+def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered]:
+    """The request and its prompt. Raises InvalidRequest."""
+    request = _read_request(fields, service)
+    return request, service.chat.render(request)
+
+
+def _read_request(fields: Fields, service: Service) -> ChatRequest:
+    if fields.array("functions"):
+        raise InvalidRequest("Field 'functions': this older form is not supported; use 'tools'")
+    tools = read_tools(fields.value("tools"))
+    choice = read_tool_choice(fields.value("tool_choice"), tools)
+    if choice.mode != "none" and fields.value("grammar") is not None:
+        raise InvalidRequest("Cannot use custom grammar constraints with tools.")
+    if choice.mode == "required":
+        raise InvalidRequest("Field 'tool_choice': a call cannot be forced yet; use 'auto'")
     messages = read_messages(fields.value("messages"))
-    continue_final = _continue_final(fields)
-    conversation = read_conversation(
+    server = service.server
+    return ChatRequest(
+        conversation=_conversation(fields, messages, service),
+        tools=tools,
+        choice=choice,
+        parallel=fields.boolean("parallel_tool_calls", service.chat.tool_template.caps.supports_parallel_tool_calls),
+        kwargs=_template_kwargs(fields, service),
+        reasoning=_reasoning_format(fields, server.reasoning_format),
+        budget=_budget(fields, server.reasoning_budget),
+        budget_message=fields.text("reasoning_budget_message", server.reasoning_budget_message),
+        parses=not server.skip_chat_parsing and fields.boolean("parse_tool_calls", True),
+        trusts_text=server.parse_special_user_text,
+    )
+
+
+def _conversation(fields: Fields, messages: list[dict[str, object]], service: Service) -> Conversation:
+    return read_conversation(
         messages,
         prefill=service.defaults.prefill_assistant,
-        continue_final=continue_final,
+        continue_final=_continue_final(fields),
         add_generation_prompt=fields.boolean("add_generation_prompt", True),
     )
-    return conversation, conversation.render(service.template, _template_kwargs(fields, service))
 
 
-def chat_tokens(text: str, info: ModelInfo, tokenizer: Tokenizer) -> Prompt:
-    """A rendered prompt as tokens; a beginning-of-text token that the template printed is not doubled."""
-    if info.add_bos and info.bos_token is not None:
-        text = text.removeprefix(tokenizer.piece(info.bos_token, special=True).decode("utf-8", "replace"))
-    return tuple(tokenizer.tokenize(text, add_special=True, parse_special=True))
-
-
-def _borders(
-    conversation: Conversation, prompt: Prompt, text: str, fields: Fields, service: Service
-) -> tuple[int, ...]:
+def _borders(request: ChatRequest, rendered: Rendered, prompt: Prompt, service: Service) -> tuple[int, ...]:
     """Only where memory needs checkpoints: to find them the template runs twice more."""
     if service.runtime.traits.rollback is Rollback.ANY:
         return ()
-    positions = text_borders(text, conversation.messages, service.template, _template_kwargs(fields, service))
+    text = rendered.text
+    positions = text_borders(
+        text, rendered.messages, lambda messages: service.chat.render_part(rendered, messages, request)
+    )
     return token_borders(prompt, text, positions, service.runtime.model.tokenizer)
 
 
-def _refuse_tools(fields: Fields) -> None:
-    choice = fields.value("tool_choice")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise InvalidRequest(f"Invalid tool_choice: {choice}")
-    if fields.array("tools") or fields.array("functions"):
-        raise InvalidRequest("Field 'tools': tool calls are not supported yet")
-
-
-def _continue_final(fields: Fields) -> bool:
+def _continue_final(fields: Fields) -> bool | Part:
     """``continue_final_message``: true, or the name of the part to go on with."""
     value = fields.value("continue_final_message")
-    if value == "reasoning_content":
-        raise InvalidRequest("Field 'continue_final_message': continuing reasoning_content is not supported yet")
-    return value == "content" or fields.boolean("continue_final_message")
+    if value == "content" or value == "reasoning_content":
+        return value
+    return fields.boolean("continue_final_message")
+
+
+def _reasoning_format(fields: Fields, default: str) -> ReasoningFormat:
+    name = fields.text("reasoning_format", default)
+    if name not in _FORMATS:
+        raise InvalidRequest(f"Unknown reasoning format: {name} (known: {', '.join(_FORMATS)})")
+    return _FORMATS[name]
+
+
+def _budget(fields: Fields, default: int) -> int:
+    """Tokens for thoughts: 0 for none, -1 for any number. Other numbers are refused."""
+    found = fields.find("reasoning_budget_tokens", "thinking_budget_tokens")
+    budget = -1 if found is None else fields.integer(found[0], default=-1, low=-1)
+    if budget > 0:
+        raise InvalidRequest(f"Field '{found[0] if found else ''}': only 0 (none) and -1 (any number) are supported")
+    return default if budget == -1 else budget
 
 
 def _template_kwargs(fields: Fields, service: Service) -> dict[str, object]:
-    kwargs: dict[str, object] = {"enable_thinking": True, **service.server.chat_template_kwargs}
+    server = service.server
+    kwargs: dict[str, object] = {"enable_thinking": server.reasoning != "off", **server.chat_template_kwargs}
     kwargs.update(fields.object("chat_template_kwargs") or {})
-    effort = fields.text("reasoning_effort")
+    effort = fields.text("reasoning_effort", server.reasoning_effort)
     if effort == "none":
         kwargs["enable_thinking"] = False
+        kwargs.pop("reasoning_effort", None)
     elif effort:
         kwargs.setdefault("reasoning_effort", effort)
+    if isinstance(kwargs.get("reasoning_effort"), str):
+        kwargs.setdefault("reasoning_strength", kwargs["reasoning_effort"])
     if not isinstance(kwargs["enable_thinking"], bool):
         raise InvalidRequest('invalid type for "enable_thinking" (expected boolean, got string)')
+    keeps = kwargs.setdefault("preserve_reasoning", server.reasoning_preserve)
+    if isinstance(keeps, bool):
+        for name, value in (("preserve_thinking", keeps), *((name, not keeps) for name in _DROPS)):
+            kwargs.setdefault(name, value)
     return kwargs
+
+
+_DROPS = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
+"""What templates call it if thoughts of earlier turns are left out."""
 
 
 def _n_probs(fields: Fields) -> int | None:

@@ -1,0 +1,1 @@
+"""How families of models write their replies: calls of tools, thoughts, text."""

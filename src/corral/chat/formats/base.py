@@ -1,0 +1,228 @@
+"""What all formats share: the protocol, the state of one reply, and the loop over thoughts, text and calls."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Protocol
+
+from corral.chat.cursor import Cursor, Steps
+from corral.chat.deltas import Delta, NewId, Sink
+from corral.chat.tools import Tools
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+def random_id(_index: int, _name: str) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(32))
+
+
+def short_id(_index: int, _name: str) -> str:
+    """Nine letters and digits, as Mistral's templates demand."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))
+
+
+def function_id(index: int, name: str) -> str:
+    """``functions.NAME:N``, as Kimi writes them."""
+    return f"functions.{name}:{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """The marks around thoughts. After an ``end`` text follows; ``ends_at_calls``: a call may end thoughts, too.
+
+    ``anywhere``: thoughts may come again after text, not only before it.
+    """
+
+    starts: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    ends_at_calls: bool = False
+    anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What a reader should look for. The prompt ends within thoughts (``is_thinking``) or text (``is_text``).
+
+    ``keeps_thoughts``: thoughts stay in the text, marks and all. Without ``reads_calls`` calls do, too.
+    """
+
+    tools: Tools
+    reads_calls: bool = True
+    keeps_thoughts: bool = False
+    is_thinking: bool = False
+    is_text: bool = False
+
+
+class CallFormat(Protocol):
+    """How calls are written between or instead of text."""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Marks that may begin calls."""
+        ...
+
+    @property
+    def bare(self) -> str:
+        """Characters that may begin a call without any mark, at the head of the text only; "" for none."""
+        ...
+
+    def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
+        """Read calls at a mark. False: it was none; the cursor stands anywhere, and nothing was told.
+
+        The place is kept on entry; ``cursor.commit`` comes before the first word to ``sink``.
+        """
+        ...
+
+
+class Format(Protocol):
+    """How one family writes its replies."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def thinking(self) -> Thinking | None: ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks: if they are control tokens the engine must print them."""
+        ...
+
+    @property
+    def new_id(self) -> NewId: ...
+
+    @property
+    def opener(self) -> str:
+        """What stands before text in a reply."""
+        ...
+
+    @property
+    def reopener(self) -> str:
+        """What stands before that, behind thoughts."""
+        ...
+
+    def is_plain(self, expect: Expect) -> bool:
+        """Whether a reply is nothing but its text: then no reader is needed."""
+        ...
+
+    def program(self, cursor: Cursor, sink: Sink, expect: Expect) -> Steps[None]: ...
+
+
+class Reader:
+    """One reply as it comes. Total: any text in any pieces gives the same deltas, and no text is lost."""
+
+    def __init__(self, format: Format, expect: Expect, new_id: NewId | None = None) -> None:
+        self._cursor = Cursor()
+        self._sink = Sink(new_id or format.new_id)
+        self._steps = format.program(self._cursor, self._sink, expect)
+        self._is_done = False
+        self._advance()
+
+    @property
+    def n_calls(self) -> int:
+        return self._sink.n_calls
+
+    def feed(self, text: str) -> list[Delta]:
+        self._cursor.feed(text)
+        self._advance()
+        return self._sink.take()
+
+    def finish(self) -> list[Delta]:
+        self._cursor.end()
+        self._advance()
+        self._sink.end()
+        return self._sink.take()
+
+    def _advance(self) -> None:
+        if not self._is_done:
+            self._is_done = next(self._steps, self) is self
+
+
+@dataclass(frozen=True, slots=True)
+class TagFormat:
+    """Thoughts between marks, then text, then calls that begin with a mark: nearly all families.
+
+    ``noise``: marks around text that are not part of it.
+    """
+
+    name: str
+    thinking: Thinking | None = None
+    calls: CallFormat | None = None
+    noise: tuple[str, ...] = ()
+    extra_marks: tuple[str, ...] = ()
+    new_id: NewId = random_id
+    opener: str = ""
+
+    reopener = ""
+
+    def is_plain(self, expect: Expect) -> bool:
+        has_thoughts = self.thinking is not None and not expect.keeps_thoughts
+        return not (has_thoughts or self.noise or (self.calls and expect.reads_calls))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        thinking = (*self.thinking.starts, *self.thinking.ends) if self.thinking else ()
+        return (*thinking, *(self.calls.opens if self.calls else ()), *self.noise, *self.extra_marks)
+
+    def program(self, cursor: Cursor, sink: Sink, expect: Expect) -> Steps[None]:
+        calls = self.calls if expect.reads_calls else None
+        thinking = None if expect.keeps_thoughts else self.thinking
+        if thinking and expect.is_thinking:
+            yield from self._think(cursor, sink, thinking, calls)
+        if calls and calls.bare:
+            yield from self._bare_call(cursor, sink, calls, expect)
+        yield from self._text(cursor, sink, expect, thinking, calls)
+
+    def _text(
+        self, cursor: Cursor, sink: Sink, expect: Expect, thinking: Thinking | None, calls: CallFormat | None
+    ) -> Steps[None]:
+        starts = thinking.starts if thinking else ()
+        ends = thinking.ends if thinking else ()
+        opens = calls.opens if calls else ()
+        marks = (*starts, *ends, *opens, *self.noise)
+        while mark := (yield from cursor.until(marks, sink.content)):
+            is_early = not sink.has_content or (thinking is not None and thinking.anywhere)
+            if calls and mark in opens and (yield from self._call(cursor, sink, calls, expect)):
+                continue
+            yield from cursor.accept(mark)
+            if mark in self.noise:
+                sink.border()
+            elif thinking and mark in starts and is_early:
+                yield from self._think(cursor, sink, thinking, calls)
+                if calls and calls.bare:
+                    yield from self._bare_call(cursor, sink, calls, expect)
+            elif mark in ends and is_early:
+                sink.border()
+            else:
+                sink.content(mark)
+
+    def _think(self, cursor: Cursor, sink: Sink, thinking: Thinking, calls: CallFormat | None) -> Steps[None]:
+        sink.border()
+        opens = calls.opens if calls and thinking.ends_at_calls else ()
+        while mark := (yield from cursor.until((*thinking.ends, *thinking.starts, *opens), sink.reasoning)):
+            if mark not in opens:
+                yield from cursor.accept(mark)
+            if mark not in thinking.starts:
+                break
+        sink.border()
+
+    def _call(self, cursor: Cursor, sink: Sink, calls: CallFormat, expect: Expect) -> Steps[bool]:
+        cursor.begin()
+        if not (yield from calls.read(cursor, sink, expect.tools)):
+            cursor.undo()
+            return False
+        cursor.commit()
+        sink.border()
+        return True
+
+    def _bare_call(self, cursor: Cursor, sink: Sink, calls: CallFormat, expect: Expect) -> Steps[None]:
+        cursor.begin()
+        yield from cursor.space()
+        first = yield from cursor.peek()
+        if first and first in calls.bare and (yield from calls.read(cursor, sink, expect.tools)):
+            cursor.commit()
+            sink.border()
+        else:
+            cursor.undo()

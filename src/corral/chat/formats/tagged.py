@@ -1,0 +1,158 @@
+"""Calls with the name and each argument between marks.
+
+<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass
+
+from corral.chat.cursor import Cursor, Steps
+from corral.chat.deltas import Sink
+from corral.chat.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """In order: ``section``; for each call ``open``, name, ``name_end``; for each argument ``key``, its name,
+    ``key_end``, its value, ``value_end``; then ``close`` and ``section_end``.
+
+    Missing sections and ends are forgiven. ``tag_end``: names end with a quote, attributes may come before this mark.
+    ``value``: a mark before the value. ``trims``: one newline at both ends of a value is not part of it. ``cdata``: a
+    value may stand in <![CDATA[ ]]>. ``only_known``: what names an unknown tool is text.
+    """
+
+    open: str
+    name_end: str
+    key: str
+    key_end: str
+    value_end: str
+    close: str
+    section: tuple[str, ...] = ()
+    section_end: tuple[str, ...] = ()
+    tag_end: str = ""
+    value: str = ""
+    trims: bool = False
+    cdata: bool = False
+    only_known: bool = False
+
+    bare = ""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        return (*self.section, self.open)
+
+    def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
+        yield from cursor.accept(*self.section)
+        yield from cursor.space()
+        if not (yield from self._one(cursor, sink, tools)):
+            return False
+        while True:
+            cursor.begin()
+            yield from cursor.space()
+            if not (yield from self._one(cursor, sink, tools)):
+                break
+        cursor.undo()
+        yield from cursor.step_over(*self.section_end)
+        return True
+
+    def _one(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
+        """One call. False: there is none, and nothing was told."""
+        if not (yield from cursor.accept(self.open)):
+            return False
+        name = ((yield from cursor.word((self.name_end, self.key, self.close))) or "").strip()
+        if not name or (self.only_known and name not in tools.by_name):
+            return False
+        yield from cursor.accept(self.name_end)
+        if self.tag_end and ((yield from self._attributes(cursor)) is None):
+            return False
+        cursor.commit()
+        sink.call(name)
+        sink.arguments("{")
+        if (yield from self._arguments(name, cursor, sink, tools)):
+            sink.arguments("}")
+        yield from cursor.step_over(self.close)
+        return True
+
+    def _attributes(self, cursor: Cursor) -> Steps[str | None]:
+        """What stands before ``tag_end``, which is stepped over; None if it does not come."""
+        attributes = yield from cursor.word((self.tag_end,))
+        yield from cursor.accept(self.tag_end)
+        return attributes
+
+    def _arguments(self, name: str, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
+        """All arguments as members of an object. False: the text ended within one."""
+        comma = ""
+        while True:
+            cursor.begin()
+            yield from cursor.space()
+            key = (yield from cursor.word((self.key_end,))) if (yield from cursor.accept(self.key)) else None
+            if key is None:
+                cursor.undo()
+                return True
+            yield from cursor.accept(self.key_end)
+            attributes = (yield from self._attributes(cursor)) if self.tag_end else ""
+            cursor.commit()
+            sink.arguments(f"{comma}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+            comma = ", "
+            kind = value_kind(tools.types(name, key.strip()), attributes or "")
+            if not (yield from self._value(kind, cursor, sink)):
+                return False
+
+    def _value(self, kind: str, cursor: Cursor, sink: Sink) -> Steps[bool]:
+        if self.value:
+            yield from cursor.step_over(self.value)
+        ends: tuple[str, ...] = (self.value_end,)
+        if self.cdata and (yield from cursor.accept("<![CDATA[")):
+            ends = ("]]>" + self.value_end, "]]>")
+        elif self.trims:
+            yield from cursor.accept("\n")
+            ends = ("\n" + self.value_end, self.value_end)
+        if kind == "string":
+            return (yield from string_value(ends, cursor, sink))
+        parts: list[str] = []
+        end = yield from cursor.until(ends, parts.append)
+        sink.arguments(json_or_string("".join(parts), strict=kind == "mixed"))
+        yield from cursor.accept(end)
+        return bool(end)
+
+
+def value_kind(types: frozenset[str], attributes: str = "") -> str:
+    """How a value is to be read: "string", "json" or, where both may be, "mixed"."""
+    if types == {"string"} or 'string="true"' in attributes or 'type="string"' in attributes:
+        return "string"
+    return "mixed" if not types or "string" in types else "json"
+
+
+def string_value(ends: tuple[str, ...], cursor: Cursor, sink: Sink) -> Steps[bool]:
+    """Text up to one of ``ends`` as a JSON string, told as it comes. False: no end came."""
+    sink.arguments('"')
+    end = yield from cursor.until(ends, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1]))
+    if end:
+        sink.arguments('"')
+    yield from cursor.accept(end)
+    return bool(end)
+
+
+def json_or_string(text: str, *, strict: bool) -> str:
+    """``text`` if it is a JSON value; else what Python means by it, unless ``strict``; else a JSON string of it."""
+    stripped = text.strip()
+    try:
+        json.loads(stripped)
+        return stripped
+    except (ValueError, RecursionError):
+        pass
+    if not strict:
+        try:
+            return json.dumps(ast.literal_eval(stripped), ensure_ascii=False)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)

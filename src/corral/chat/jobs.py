@@ -1,0 +1,192 @@
+"""From a chat request to a prompt, and to what the reply has to be read as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from corral.chat.adapt import Message
+from corral.chat.conversation import Conversation
+from corral.chat.formats.base import Expect, Format, Reader
+from corral.chat.formats.detect import detect_format
+from corral.chat.formats.history import adjust_history
+from corral.chat.generic_tools import describe_tools, write_out_calls
+from corral.chat.guard import Guard, Guarded, control_texts
+from corral.chat.template import ChatTemplate
+from corral.chat.tools import ToolChoice, Tools
+from corral.errors import InvalidRequest
+from corral.ids import Token
+from corral.ports import ModelInfo, Tokenizer
+
+ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
+
+NO_TOOLS = Tools({})
+NO_CHOICE = ToolChoice("none")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat request, checked. ``kwargs`` are variables for the template.
+
+    ``budget`` 0: no thoughts; ``budget_message`` then stands in their place. Without ``parses`` the whole reply is
+    text. With ``trusts_text`` control tokens in texts of users are control tokens.
+    """
+
+    conversation: Conversation
+    tools: Tools = NO_TOOLS
+    choice: ToolChoice = NO_CHOICE
+    parallel: bool = True
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    reasoning: ReasoningFormat = "auto"
+    budget: int = -1
+    budget_message: str = ""
+    parses: bool = True
+    trusts_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt's text, which may hold ``guarded.mark``, and how the reply to it is to be read."""
+
+    marked: str
+    guarded: Guarded
+    messages: list[Message]
+    expect: Expect
+    format: Format
+    legacy: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.guarded.clean(self.marked)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.format.is_plain(self.expect) and not self.legacy
+
+    def reader(self, *, streams: bool = True) -> Reader:
+        """A reader of one reply. "deepseek-legacy" leaves thoughts in the text of streams."""
+        expect = self.expect
+        if self.legacy and not streams:
+            expect = Expect(expect.tools, expect.reads_calls, False, expect.is_thinking, expect.is_text)
+        return Reader(self.format, expect)
+
+
+class ChatModel:
+    """A model's template, the format of its replies, and its control tokens. Safe to use from several threads.
+
+    ``tool_template`` is used where a request has tools, if there is one.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, info: ModelInfo, tokenizer: Tokenizer, tool_template: ChatTemplate | None = None
+    ) -> None:
+        self.template = template
+        self.tool_template = tool_template or template
+        self.format = detect_format(self.tool_template)
+        self._plain_format = self.format if tool_template is None else detect_format(template)
+        self._info = info
+        self._tokenizer = tokenizer
+        thinking = self.format.thinking
+        thoughts = (*thinking.starts, *thinking.ends) if thinking else ()
+        self._guard = Guard(control_texts(tokenizer), thoughts)
+
+    def render(self, request: ChatRequest) -> Rendered:
+        """Raises InvalidRequest."""
+        template, format = self._of(request)
+        conversation = request.conversation
+        messages = list(conversation.messages)
+        offered = _offered(request)
+        if offered and not template.caps.supports_tools:
+            messages = describe_tools(messages, offered)
+        if not template.caps.supports_tool_calls:
+            messages = write_out_calls(messages)
+        messages = adjust_history(messages, template.source, format.name)
+        guarded = self._guarded([*messages, *_continued(conversation)], offered, request)
+        if conversation.continued is not None:
+            *messages, last = guarded.messages
+        else:
+            messages, last = guarded.messages, {}
+        text = template.render(
+            messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            kwargs=request.kwargs,
+            tools=guarded.tools if template.caps.supports_tools else None,
+        )
+        text, is_thinking = _go_on(text, format, request, last)
+        expect = Expect(
+            request.tools,
+            reads_calls=request.parses and request.choice.mode != "none",
+            keeps_thoughts=not request.parses or request.reasoning in ("none", "deepseek-legacy"),
+            is_thinking=is_thinking,
+            is_text=conversation.continued is not None and not is_thinking,
+        )
+        return Rendered(text, guarded, messages, expect, format, request.reasoning == "deepseek-legacy")
+
+    def render_part(self, rendered: Rendered, messages: Sequence[Message], request: ChatRequest) -> str:
+        """Fewer messages of the same conversation, rendered alike. Raises InvalidRequest."""
+        template, _ = self._of(request)
+        tools = rendered.guarded.tools if template.caps.supports_tools else None
+        text = template.render(messages, add_generation_prompt=False, kwargs=request.kwargs, tools=tools)
+        return rendered.guarded.clean(text)
+
+    def tokens(self, rendered: Rendered) -> tuple[Token, ...]:
+        return self._guard.tokens(rendered.marked, rendered.guarded.mark, self._info, self._tokenizer)
+
+    def preserved(self, rendered: Rendered) -> frozenset[Token]:
+        """Control tokens that are marks of the format: the reader must see them."""
+        found = (
+            self._tokenizer.tokenize(mark, add_special=False, parse_special=True) for mark in rendered.format.marks
+        )
+        return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+    def _of(self, request: ChatRequest) -> tuple[ChatTemplate, Format]:
+        if request.tools.by_name:
+            return self.tool_template, self.format
+        return self.template, self._plain_format
+
+    def _guarded(self, messages: Sequence[Message], tools: Sequence[object], request: ChatRequest) -> Guarded:
+        if request.trusts_text:
+            return Guarded(list(messages), list(tools))
+        return self._guard.protect(messages, tools)
+
+
+def _offered(request: ChatRequest) -> list[Mapping[str, object]]:
+    """The tools that the model is told of: all of them even where none may be called, as the history may name them."""
+    return request.tools.definitions
+
+
+def _continued(conversation: Conversation) -> tuple[Message, ...]:
+    return (conversation.continued,) if conversation.continued is not None else ()
+
+
+def _go_on(text: str, format: Format, request: ChatRequest, last: Message) -> tuple[str, bool]:
+    """The prompt with what of the reply is there already, and whether it ends within thoughts."""
+    thinking, conversation = format.thinking, request.conversation
+    is_open = thinking is not None and text.rstrip().endswith(thinking.starts)
+    start, end = _think_marks(text, format) if thinking else ("", "")
+    thoughts = str(last.get("reasoning_content", "")) if thinking else ""
+    if conversation.continued is not None and conversation.part == "reasoning_content":
+        if thinking is None:
+            raise InvalidRequest("Field 'continue_final_message': this model's template has no reasoning_content")
+        text, is_open = text + ("" if is_open else start) + thoughts, True
+    elif thoughts:
+        text, is_open = text + ("" if is_open else start) + thoughts + end, False
+    elif is_open and conversation.continued is not None:
+        text, is_open = text + end, False
+    is_new = conversation.continued is None and conversation.add_generation_prompt
+    if thinking is not None and request.budget == 0 and (is_open or is_new):
+        text, is_open = text + ("" if is_open else start) + request.budget_message + end, False
+    if conversation.continued is not None and conversation.part == "content":
+        text += format.opener + str(last["content"])
+    return text, is_open
+
+
+def _think_marks(text: str, format: Format) -> tuple[str, str]:
+    """The marks around thoughts with the line breaks that go with them."""
+    thinking = format.thinking
+    assert thinking is not None
+    lines = text.endswith("\n") and (text.rstrip().endswith(thinking.starts) or thinking.starts == ("<think>",))
+    start = thinking.starts[0] + ("\n" if lines else "")
+    end = f"\n{thinking.ends[0]}\n\n" if lines else thinking.ends[0]
+    return start, end + format.reopener

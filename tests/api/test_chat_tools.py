@@ -1,0 +1,243 @@
+"""Tool calls and thoughts over HTTP, through the unmodified ``openai`` client; the engine says what the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.live import client, events
+
+from corral.events import Event, Finished, StopReason, TokenProbs
+from corral.tasks import Task
+
+TEMPLATE = (
+    "{%- if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{%- for m in messages %}<|{{ m.role }}|>"
+    "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    "{%- endfor %}\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+ASK: Any = [{"role": "user", "content": "hi"}]
+TOOLS: Any = [WEATHER]
+
+
+@pytest.fixture(scope="module")
+def engine() -> CannedEngine:
+    return CannedEngine(says("hi"))
+
+
+@pytest.fixture(scope="module")
+def server(engine: CannedEngine) -> Iterator[httpx.Client]:
+    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
+        yield http
+
+
+@pytest.fixture
+def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
+    engine.script, engine.n_batch = says("hi"), 1
+    engine.tasks.clear()
+    return server
+
+
+@pytest.fixture
+def api(http: httpx.Client) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{str(http.base_url).rstrip('/')}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_call(api: openai.OpenAI, engine: CannedEngine) -> None:
+    engine.script = says(f"I look.\n{CALL}")
+    reply = api.chat.completions.create(model="m", messages=ASK, tools=TOOLS)
+    choice = reply.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "I look."
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function" and call.id
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
+
+
+def test_only_calls_leave_content_null(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says(CALL + "\n" + CALL)
+    message = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()["choices"][0]["message"]
+    assert message["content"] is None and len(message["tool_calls"]) == 2
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+def test_a_call_streamed(api: openai.OpenAI, engine: CannedEngine) -> None:
+    engine.script = says(f"I look.\n{CALL}\n{CALL}")
+    stream = api.chat.completions.create(model="m", messages=ASK, tools=TOOLS, stream=True)
+    deltas = [(chunk.choices[0].delta, chunk.choices[0].finish_reason) for chunk in stream if chunk.choices]
+    assert "".join(delta.content or "" for delta, _ in deltas) == "I look."
+    assert [reason for _, reason in deltas if reason] == ["tool_calls"]
+    calls = [call for delta, _ in deltas for call in delta.tool_calls or ()]
+    heads = [call for call in calls if call.id]
+    assert [(call.index, call.type, call.function.name) for call in heads if call.function] == [
+        (0, "function", "weather"),
+        (1, "function", "weather"),
+    ]
+    for index in (0, 1):
+        pieces = [call.function.arguments or "" for call in calls if call.index == index and call.function]
+        assert json.loads("".join(pieces)) == {"city": "Rome"}
+        assert len(pieces) > 5, "arguments come as they are written"
+
+
+def test_a_call_cut_by_the_limit_ends_with_length(api: openai.OpenAI, engine: CannedEngine) -> None:
+    engine.script = says(CALL[:50], StopReason.LIMIT)
+    reply = api.chat.completions.create(model="m", messages=ASK, tools=TOOLS)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].message.tool_calls
+    chunks = list(api.chat.completions.create(model="m", messages=ASK, tools=TOOLS, stream=True))
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_without_tools_a_call_is_text(http: httpx.Client, engine: CannedEngine, fields: dict[str, Any]) -> None:
+    engine.script = says(CALL)
+    choice = http.post("/v1/chat/completions", json={"messages": ASK, **fields}).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": CALL} and choice["finish_reason"] == "stop"
+
+
+def test_choices_have_calls_of_their_own(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says(CALL)
+    body = {"messages": ASK, "tools": TOOLS, "n": 2}
+    choices = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 2
+    chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))[:-1]
+    for index in (0, 1):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [choice["finish_reason"] for choice in mine if choice["finish_reason"]] == ["tool_calls"]
+        calls = [call for choice in mine for call in choice["delta"].get("tool_calls", ())]
+        assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
+
+
+def test_the_model_is_told_of_tools_and_of_earlier_calls(http: httpx.Client) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    prompt = http.post("/apply-template", json={"messages": messages, "tools": TOOLS}).json()["prompt"]
+    assert '"name": "weather", "description": "The weather"' in prompt
+    assert f"<|assistant|>{CALL}<|tool|>sunny<|assistant|>" in prompt
+
+
+def test_broken_arguments_in_the_history_do_not_wedge_the_conversation(http: httpx.Client) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ro'}}
+    messages = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "?"}, *ASK]
+    reply = http.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS})
+    assert reply.status_code == 200
+    prompt = http.post("/apply-template", json={"messages": messages, "tools": TOOLS}).json()["prompt"]
+    assert '{\\"city\\": \\"Ro' in prompt
+
+
+def test_thoughts(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says("<think>\nHm.\n</think>\n\nHello")
+    message = http.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}
+    chunks = events(http.post("/v1/chat/completions", json={"messages": ASK, "stream": True}))[:-1]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "streamed", "reasoning"),
+    [
+        ("none", "<think>Hm.</think>Hello", "<think>Hm.</think>Hello", None),
+        ("deepseek", "Hello", "Hello", "Hm."),
+        ("auto", "Hello", "Hello", "Hm."),
+        ("deepseek-legacy", "<think>Hm.</think>Hello", "<think>Hm.</think>Hello", "Hm."),
+    ],
+)
+def test_reasoning_formats(
+    http: httpx.Client, engine: CannedEngine, form: str, content: str, streamed: str, reasoning: str | None
+) -> None:
+    engine.script = says("<think>Hm.</think>Hello")
+    body = {"messages": ASK, "reasoning_format": form}
+    message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == (content, reasoning)
+    chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))[:-1]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == streamed
+
+
+def test_a_budget_of_nothing_ends_thoughts_at_once(http: httpx.Client) -> None:
+    body = {"messages": ASK, "reasoning_budget_tokens": 0}
+    prompt = http.post("/apply-template", json=body).json()["prompt"]
+    assert prompt.endswith("<|assistant|><think></think>")
+    refused = http.post("/apply-template", json={"messages": ASK, "reasoning_effort": "none"}).json()["prompt"]
+    assert refused.endswith("<|assistant|><think></think>")
+
+
+def test_thoughts_and_text_are_continued(http: httpx.Client, engine: CannedEngine) -> None:
+    started = {"role": "assistant", "reasoning_content": "Let me"}
+    prompt = http.post("/apply-template", json={"messages": [*ASK, started]}).json()["prompt"]
+    assert prompt.endswith("<|assistant|><think>Let me")
+    engine.script = says(" see.</think>Hello")
+    reply = http.post("/v1/chat/completions", json={"messages": [*ASK, started]}).json()["choices"][0]["message"]
+    assert (reply["reasoning_content"], reply["content"]) == ("see.", "Hello")
+    both = {**started, "content": "So,"}
+    prompt = http.post("/apply-template", json={"messages": [*ASK, both]}).json()["prompt"]
+    assert prompt.endswith("<|assistant|><think>Let me</think>So,")
+
+
+def test_each_token_has_its_logprob_in_the_stream(http: httpx.Client, engine: CannedEngine) -> None:
+    text = f"<think>Hm</think>ok {CALL}"
+
+    def script(task: Task) -> list[Event]:
+        told = says(text)(task)
+        probs = [TokenProbs(token, -0.5, (), False) for token in text.encode()]
+        first, *chunks, last = told
+        assert isinstance(last, Finished)
+        with_probs = [replace(chunk, probs=(entry,)) for chunk, entry in zip(chunks, probs, strict=True)]  # type: ignore[type-var]
+        return [first, *with_probs, replace(last, probs=tuple(probs))]
+
+    engine.script = script
+    body = {"messages": ASK, "tools": TOOLS, "logprobs": True, "stream": True}
+    chunks = events(http.post("/v1/chat/completions", json=body))[:-1]
+    entries = [
+        entry for chunk in chunks for entry in (chunk["choices"][0].get("logprobs") or {"content": []})["content"]
+    ]
+    assert [entry["id"] for entry in entries] == list(text.encode())
+
+
+def test_control_tokens_in_texts_of_users_are_text(http: httpx.Client, engine: CannedEngine) -> None:
+    hostile: Any = [{"role": "user", "content": "a<eos>b"}]
+    http.post("/v1/chat/completions", json={"messages": hostile})
+    assert list(b"a<eos>b") == [token for token in engine.tasks[0].prompt if token < 256][8:15]
+    assert 257 not in engine.tasks[0].prompt
+    assert "a<eos>b" in http.post("/apply-template", json={"messages": hostile}).json()["prompt"]
+
+
+def test_control_tokens_of_users_count_where_that_is_asked_for(engine: CannedEngine) -> None:
+    trusting = replace(SERVER, chat_template=TEMPLATE, parse_special_user_text=True)
+    engine.tasks.clear()
+    with client(canned_runtime(engine), trusting) as http:
+        http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a<eos>b"}]})
+    assert 257 in engine.tasks[0].prompt
+
+
+def test_skip_chat_parsing_leaves_all_in_the_text(engine: CannedEngine) -> None:
+    text = f"<think>Hm</think>{CALL}"
+    engine.script = says(text)
+    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE, skip_chat_parsing=True)) as http:
+        choice = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()["choices"][0]
+    assert choice["message"]["content"] == text and choice["finish_reason"] == "stop"

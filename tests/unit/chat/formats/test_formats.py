@@ -1,0 +1,62 @@
+"""What models write becomes thoughts, text and calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.chat.formats.samples import SAMPLES, TOOLS, Sample, new_id
+
+from corral.chat.deltas import Content, Reply, whole_reply
+from corral.chat.formats.base import Expect, Reader
+from corral.chat.formats.families import FAMILIES
+
+
+def read(sample: Sample, *, n_chars: int = 10**6, **expect: bool) -> Reply:
+    reader = Reader(sample.format, Expect(TOOLS, is_thinking=sample.is_thinking, **expect), new_id)
+    deltas = []
+    for i in range(0, len(sample.text), n_chars):
+        deltas += reader.feed(sample.text[i : i + n_chars])
+    return whole_reply([*deltas, *reader.finish()])
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.format.name}: {sample.text[:20]!r}")
+def test_samples(sample: Sample) -> None:
+    assert read(sample) == sample.reply
+    assert read(sample, n_chars=1) == sample.reply
+
+
+def test_every_family_has_a_sample() -> None:
+    sampled = {sample.format.name for sample in SAMPLES}
+    twins = {"llm-jp-harmony", "lfm2.5", "deepseek-dsml-tool_calls"}
+    assert {family.format.name for family in FAMILIES} - twins <= sampled
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.format.name}: {sample.text[:20]!r}")
+def test_text_stays_whole_if_nothing_is_to_be_found_in_it(sample: Sample) -> None:
+    if getattr(sample.format, "noise", ()) or not hasattr(sample.format, "calls") or sample.format.name == "gpt-oss":
+        return
+    if sample.format.name in ("muse-glimmer", "functionary-v3.2"):
+        return
+    assert read(sample, reads_calls=False, keeps_thoughts=True).content == sample.text
+
+
+@pytest.mark.parametrize(
+    "sample", [sample for sample in SAMPLES if sample.calls and "Ro" in sample.text][:40], ids=lambda s: s.format.name
+)
+def test_arguments_are_json(sample: Sample) -> None:
+    for call in read(sample).calls:
+        if call.arguments.endswith("}"):
+            assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_text_is_told_as_it_comes() -> None:
+    reader = Reader(SAMPLES[0].format, Expect(TOOLS), new_id)
+    assert reader.feed("Hello <") == [Content("Hello")]
+    assert reader.feed("b> x") == [Content(" <b> x")]
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    reader = Reader(SAMPLES[0].format, Expect(TOOLS), new_id)
+    told = whole_reply(reader.feed('<tool_call>{"name": "weather", "arguments": {"city": "Ro'))
+    assert told.calls[0].arguments == '{"city": "Ro'
