@@ -19,12 +19,13 @@ class Trim:
 class Copy:
     """Make ``dst`` (emptied first) hold positions [0, n) of ``src`` by sharing cells. Only where cells are shared.
 
-    Where ``src`` cannot be cut at ``n``, ``dst`` is good for nothing but a Restore of a checkpoint at ``n``.
+    ``bare``: just what can be cut of it; ``dst`` is good for nothing then but a Restore of a checkpoint at ``n``.
     """
 
     src: RowId
     dst: RowId
     n: int
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class MemoryTraits:
     ``rollback`` BOUNDED: a row whose lowest kept position is ``first`` can be cut at n if n - ``window`` >= first, or
     first = 0; that position may move up with every forward pass of any row. WHOLE_ROW: only a checkpoint brings a row
     back. ``window_cells``: size of the second pool, that of the layers with a window; each row takes up to ``window``
-    of them, never shared. A row of recurrent memory takes no cells of the main pool.
+    of them, never shared (but see ``own_windows``). A row of recurrent memory takes no cells of the main pool.
 
     ``ranges``: a part of a row can be saved and loaded.
 
@@ -64,6 +64,11 @@ class MemoryTraits:
     ranges: bool = False
     state_version: int = 0
     state_head: bytes = b""
+
+    @property
+    def own_windows(self) -> bool:
+        """Whether each row has window cells of its own. Where that pool is as large as the main one rows share them."""
+        return 0 < self.window_cells < self.n_cells // self.n_streams
 
     def can_cut(self, n: int, first: int, end: int) -> bool:
         """Whether a row that holds positions [first, end) can be cut back to its first ``n`` without a checkpoint."""

@@ -32,6 +32,7 @@ from corral.sim.clock import VirtualClock
 from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import Shifting, solo
+from corral.sim.shape import Kind
 from corral.tasks import Limits, Sampling, Task
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ if TYPE_CHECKING:
 INVOCATIONS: tuple[tuple[Token, ...], ...] = ((), (), (98, 99), (99, 97, 97))
 """Two ordinary adapters and two aLoRAs, whose activations come up in many prompts."""
 
-MODEL = SimModel(
-    SimSpec(
-        eos_every=40,
-        adapters=tuple(AdapterInfo(AdapterId(i), "", invocation=tokens) for i, tokens in enumerate(INVOCATIONS)),
-    )
-)
+ADAPTERS = tuple(AdapterInfo(AdapterId(i), "", invocation=tokens) for i, tokens in enumerate(INVOCATIONS))
+WINDOW = 6
+MODELS = {
+    kind: SimModel(SimSpec(eos_every=40, adapters=ADAPTERS, kind=kind, window=WINDOW if kind is Kind.SLIDING else 0))
+    for kind in Kind
+}
+"""One of each kind of memory. The window is smaller than nearly all prompts."""
+
+MODEL = MODELS[Kind.ATTENTION]
 EOG = MODEL.info.eog_tokens
 WEIGHTS = {"": 1.0, "a": 1.0, "b": 3.0}
 STEMS = [tuple(Random(i).choices(range(97, 100), k=1000)) for i in range(3)]
@@ -69,6 +73,10 @@ class Setup:
     """
 
     unified: bool = True
+    kind: Kind = Kind.ATTENTION
+    swa_full: bool = False
+    n_checkpoints: int = 3
+    min_step: int = 8
     n_slots: int = 2
     n_ctx: int = 40
     n_spare: int = 0
@@ -165,16 +173,22 @@ SETS: SearchStrategy[AdapterSet] = st.sampled_from(
         ((AdapterId(3), 1.0),),
     ]
 )
+BORDERS = st.lists(st.integers(0, 60), max_size=4).map(lambda found: tuple(sorted(found)))
 TAILS = st.lists(st.integers(97, 99), max_size=5).map(tuple)
 
 
 @st.composite
-def setups(draw: DrawFn, unified: bool, faulty: bool, shift: bool | None) -> Setup:
+def setups(draw: DrawFn, unified: bool, faulty: bool, shift: bool | None, kinds: tuple[Kind, ...]) -> Setup:
+    kind = draw(st.sampled_from(kinds))
     n_slots = draw(st.integers(1, 5))
     n_ubatch = draw(st.sampled_from([4, 8, 16, 64]))
     faults = draw(st.dictionaries(st.integers(0, 60), STATUSES, max_size=8)) if faulty else {}
     return Setup(
         unified=unified,
+        kind=kind,
+        swa_full=draw(st.integers(0, 3)) == 0,
+        n_checkpoints=draw(st.sampled_from([0, 1, 3, 32])),
+        min_step=draw(st.sampled_from([0, 3, 8, 100])),
         n_slots=n_slots,
         n_ctx=draw(st.sampled_from([24, 40, 64, 100])),
         n_spare=draw(st.integers(0, 4)) if unified else 0,
@@ -190,7 +204,7 @@ def setups(draw: DrawFn, unified: bool, faulty: bool, shift: bool | None) -> Set
         shared_cache=draw(st.booleans()),
         park_min_tokens=draw(st.sampled_from([0, 1, 4, 12])),
         priority_age_ms=draw(st.sampled_from([20.0, 200.0, 10_000.0])),
-        shift=draw(st.integers(0, 3)) == 0 if shift is None else shift,
+        shift=kind is Kind.ATTENTION and (draw(st.integers(0, 3)) == 0 if shift is None else shift),
         faults=tuple(sorted(faults.items())),
         bad_loads=draw(st.frozensets(st.integers(0, 8), max_size=4)) if faulty else frozenset(),
     )
@@ -227,9 +241,15 @@ def ops(setup: Setup) -> SearchStrategy[Op]:
 
 
 @st.composite
-def histories(draw: DrawFn, unified: bool = True, faulty: bool = False, shift: bool | None = None) -> History:
+def histories(
+    draw: DrawFn,
+    unified: bool = True,
+    faulty: bool = False,
+    shift: bool | None = None,
+    kinds: tuple[Kind, ...] = (Kind.ATTENTION,),
+) -> History:
     """Four lists rather than one: they are longer that way, and each still shrinks to nothing."""
-    setup = draw(setups(unified, faulty, shift))
+    setup = draw(setups(unified, faulty, shift, kinds))
     several = st.lists(ops(setup), max_size=12)
     return History(setup, tuple(op for _ in range(4) for op in draw(several)))
 
@@ -255,6 +275,7 @@ class OneRow:
 
 @lru_cache(maxsize=4096)
 def alone(
+    kind: Kind,
     prompt: tuple[Token, ...],
     n_predict: int,
     sampling: Sampling,
@@ -264,7 +285,8 @@ def alone(
 ) -> tuple[Token, ...]:
     """What the task would draw alone and cold."""
     sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
-    return solo(prompt, n_predict, model=MODEL, sampler=sampler, adapters=adapters, n_base=n_base, shifting=shifting)
+    model = MODELS[kind]
+    return solo(prompt, n_predict, model=model, sampler=sampler, adapters=adapters, n_base=n_base, shifting=shifting)
 
 
 def activated(task: Task) -> tuple[AdapterSet, int]:
@@ -286,7 +308,9 @@ def cells(task: Task, answer: tuple[Token, ...] = ()) -> list[Cell]:
     return [(token, adapters if i >= n_base else ()) for i, token in enumerate(task.prompt + answer)]
 
 
-def expected(task: Task, n_ctx: int, shift: bool = False) -> tuple[tuple[Token, ...], str, StopReason]:
+def expected(
+    task: Task, n_ctx: int, kind: Kind, shift: bool = False
+) -> tuple[tuple[Token, ...], str, StopReason]:
     """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
     n_max = n_ctx - len(task.prompt)
     n_predict = task.limits.n_predict
@@ -295,7 +319,7 @@ def expected(task: Task, n_ctx: int, shift: bool = False) -> tuple[tuple[Token, 
         shifting = Shifting(n_ctx, n_kept(task.n_keep, len(task.prompt), MODEL.info.add_bos, n_ctx), task.n_discard)
     else:
         n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
-    return ended(task, alone(task.prompt, n_predict, task.sampling, *activated(task), shifting))
+    return ended(task, alone(kind, task.prompt, n_predict, task.sampling, *activated(task), shifting))
 
 
 def ended(task: Task, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], str, StopReason]:
@@ -348,9 +372,10 @@ class Player:
             n_batch=setup.n_batch,
             n_ubatch=setup.n_ubatch,
             kv_unified=setup.unified,
+            swa_full=setup.swa_full,
         )
         faults = Faults(decode=dict(setup.faults).get, load=setup.bad_loads.__contains__)
-        model = SimModel(replace(MODEL.spec, n_ctx_train=setup.n_ctx))
+        model = SimModel(replace(MODELS[setup.kind].spec, n_ctx_train=setup.n_ctx))
         self.context = model.new_context(config, clock, faults=faults)
         scheduling = EngineConfig(
             n_slots=setup.n_slots,
@@ -359,6 +384,9 @@ class Player:
             cont_batching=setup.cont_batching,
             min_shared_prefill=setup.min_shared_prefill,
             min_reuse=setup.min_reuse,
+            n_ctx_checkpoints=setup.n_checkpoints,
+            checkpoint_min_step=setup.min_step,
+            min_checkpoint=2,
             park_min_tokens=setup.park_min_tokens,
             priority_age_ms=setup.priority_age_ms,
             context_shift=setup.shift,
@@ -533,13 +561,13 @@ class Player:
             n_known = max((n_alike(seen, cells(task)) for seen in others), default=0)
             assert started.n_cached <= n_known, f"{started} with {n_known} tokens known under its key"
         if task.cache_prompt:
-            answer, _, _ = expected(task, self.setup.n_ctx)
+            answer, _, _ = expected(task, self.setup.n_ctx, self.setup.kind)
             self.kept.setdefault(task.cache_key, []).append(cells(task, answer))
 
     def _check_answer(self, heard: Heard, end: Finished) -> None:
         task = heard.task
         n_ctx, shift = self.setup.n_ctx, self.setup.shift
-        tokens, text, reason = expected(task, n_ctx, shift)
+        tokens, text, reason = expected(task, n_ctx, self.setup.kind, shift)
         if task.id in self.inexact:
             tokens, text, reason = ended(task, end.tokens)
             assert len(tokens) == task.limits.n_predict or reason is not StopReason.LIMIT, f"ended early: {end}"
@@ -566,7 +594,7 @@ class Player:
         """The cells hold what the ledger says, and the RAM tier keeps its budget (saved rows have a header each)."""
         self.context.check()
         ledger, limit = self.engine.books.ledger, self.setup.cache_ram_bytes
-        for row in ledger.rows():
+        for row in ledger.rows() if self.setup.kind is not Kind.RECURRENT else ():
             assert self.context.tokens(row) == plain(ledger.tokens(row)), f"row {row} holds other tokens"
         if limit >= 0 and not self.setup.bad_loads:
             books = self.engine.books

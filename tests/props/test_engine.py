@@ -34,10 +34,12 @@ from corral.errors import DecodeFailed
 from corral.ids import CacheKey, RowId
 from corral.ops import Op, Trim
 from corral.ports import DecodeStatus
+from corral.sim.shape import Kind
 from corral.tasks import Task
 
 pytestmark = pytest.mark.timeout(3600)  # for busy machines and long runs: each history has its own bound of steps
 
+UNCUTTABLE = (Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID)
 N_HISTORIES = max(60, settings.default.max_examples if settings.default else 0)
 
 
@@ -60,6 +62,24 @@ def test_answers_do_not_depend_on_company_on_unified_kv(history: History) -> Non
 @given(histories(unified=False))
 @settings(max_examples=N_HISTORIES)
 def test_answers_do_not_depend_on_company_on_split_kv(history: History) -> None:
+    play(history)
+
+
+@given(histories(unified=True, kinds=UNCUTTABLE))
+@settings(max_examples=N_HISTORIES)
+def test_answers_do_not_depend_on_company_where_memory_cannot_be_cut_on_unified_kv(history: History) -> None:
+    play(history)
+
+
+@given(histories(unified=False, kinds=UNCUTTABLE))
+@settings(max_examples=N_HISTORIES)
+def test_answers_do_not_depend_on_company_where_memory_cannot_be_cut_on_split_kv(history: History) -> None:
+    play(history)
+
+
+@given(st.booleans().flatmap(lambda unified: histories(unified=unified, faulty=True, kinds=UNCUTTABLE)))
+@settings(max_examples=N_HISTORIES)
+def test_faults_where_memory_cannot_be_cut_harm_only_the_tasks_of_their_batch(history: History) -> None:
     play(history)
 
 

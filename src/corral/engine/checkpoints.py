@@ -90,7 +90,7 @@ def _keep_ops(draft: Draft, row: RowId) -> list[Op]:
     """Ops that keep the row as it is; none if that is kept already or not worth the room."""
     ledger, config = draft.ledger, draft.view.config
     tokens: Sequence[Token] = ledger.tokens(row)
-    kept = ledger.cut_points(ledger.key(row), tokens)
+    kept = ledger.cut_points(ledger.key(row), tokens) if tokens else []
     if not tokens or config.n_ctx_checkpoints == 0 or (kept and ledger.snapshot_length(kept[-1]) == len(tokens)):
         return []
     room = room_ops(draft, ledger.traits.bytes_per_row)

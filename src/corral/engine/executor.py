@@ -127,7 +127,9 @@ class Executor:
         match op:
             case Trim(row, n):
                 is_done = self._can_cut(row, n) and self._context.apply(op)
-            case Copy() | Shift():
+            case Copy(src, _, n, bare):
+                is_done = (bare or self._can_cut(src, n)) and self._context.apply(op)
+            case Shift():
                 is_done = self._context.apply(op)
             case Save(row, snapshot, start):
                 data = self._context.save(row, start)

@@ -26,7 +26,7 @@ def n_available(draft: Draft, n_joining: int = 0) -> int:
     ledger = draft.ledger
     n_margin = draft.view.n_margin if len(ledger.leased_rows()) + n_joining > 1 else 0
     n_free = ledger.traits.n_cells - ledger.n_used
-    if ledger.traits.window_cells:
+    if ledger.traits.own_windows:
         n_free = min(n_free, ledger.traits.window_cells - ledger.n_window_used)
     return n_free - n_margin
 
@@ -39,7 +39,7 @@ def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared
     n_room = ledger.traits.n_cells - ledger.n_used + ledger.n_reclaimable(spared) - n_margin
     if n_tokens - n_shared + n_headroom > n_room:
         return False
-    if not ledger.traits.window_cells:
+    if not ledger.traits.own_windows:
         return True
     n_kept = ledger.n_window_used - sum(min(ledger.length(row), window) for row in cold)
     return n_kept + min(n_tokens, window) + n_headroom <= ledger.traits.window_cells - n_margin

@@ -185,7 +185,7 @@ def _shared_row(draft: Draft, source: RowId | None, n: int, checkpoint: Snapshot
         empty = [cold[0]]
     if source is None:
         return empty[0], []
-    return empty[0], [Copy(source, empty[0], n), *cut_ops(empty[0], n, n, checkpoint)]
+    return empty[0], [Copy(source, empty[0], n, checkpoint is not None), *cut_ops(empty[0], n, n, checkpoint)]
 
 
 def _begin_loaded(draft: Draft, want: Want, offer: Offer, in_rows: Offer | None, is_last: bool) -> bool:

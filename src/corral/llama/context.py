@@ -77,9 +77,9 @@ class LlamaContext:
                 self._check_prefix(row, n)
                 if n != self._ends[row]:
                     self._trim(row, n)
-            case Copy(src, dst, n):
-                self._check_copy(src, dst, n)
-                return self._copy(src, dst, n)
+            case Copy(src, dst, n, bare):
+                self._check_copy(src, dst, n, bare)
+                return self._copy(src, dst, n, bare)
             case Shift(row, keep, discard):
                 self._check_shift(row, keep, discard)
                 lib.llama_memory_seq_rm(self._memory, row, keep, keep + discard)
@@ -88,7 +88,7 @@ class LlamaContext:
                 self._unsettled.add(row)
         return True
 
-    def _copy(self, src: RowId, dst: RowId, n: int) -> bool:
+    def _copy(self, src: RowId, dst: RowId, n: int, bare: bool) -> bool:
         self._trim(dst, 0)
         if not n:
             return True
@@ -96,13 +96,13 @@ class LlamaContext:
         self._ends[dst] = n
         if src in self._unsettled:
             self._unsettled.add(dst)
-        if self._traits.whole_copy_only and (n < self._ends[src] or src in self._headless):
+        if bare or (self._traits.whole_copy_only and (n < self._ends[src] or src in self._headless)):
             self._headless.add(dst)  # libllama copies the state at the end, whatever n is
-        return self._rehome(dst)
+        return bare or self._rehome(dst)
 
     def _rehome(self, row: RowId) -> bool:
         """Give the row window cells of its own: libllama never reuses one that two rows hold."""
-        if not 0 < self._traits.window_cells < self._traits.n_cells // self._traits.n_streams:
+        if not self._traits.own_windows:
             return True
         data = self._partial(row)
         if self._set_partial(row, data):
@@ -318,14 +318,16 @@ class LlamaContext:
         if self._traits.rollback is Rollback.ANY:
             raise ValueError(f"row {row} can be cut anywhere: it needs no checkpoint")
 
-    def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
+    def _check_copy(self, src: RowId, dst: RowId, n: int, bare: bool) -> None:
         self._check_row(dst)
         self._check_range(src, n)
         if not self._traits.shared_cells:
             raise ValueError("rows of split KV cannot share cells")
         if src == dst:
             raise ValueError(f"row {src} cannot be copied onto itself")
-        if not self._traits.whole_copy_only:
+        if bare:
+            self._check_uncuttable(src)
+        elif not self._traits.whole_copy_only:
             self._check_prefix(src, n)
 
     def _check_shift(self, row: RowId, keep: int, discard: int) -> None:

@@ -85,25 +85,25 @@ class SimContext:
                 if n != self.bounds(row)[1]:
                     self._memory.trim(row, n)
                     self._unsettled -= set() if n else {row}
-            case Copy(src, dst, n):
-                self._check_copy(src, dst, n)
-                return self._copy(src, dst, n)
+            case Copy(src, dst, n, bare):
+                self._check_copy(src, dst, n, bare)
+                return self._copy(src, dst, n, bare)
             case Shift(row, keep, discard):
                 self._check_shift(row, keep, discard)
                 self._memory.shift(row, keep, discard)
                 self._unsettled.add(row)
         return True
 
-    def _copy(self, src: RowId, dst: RowId, n: int) -> bool:
+    def _copy(self, src: RowId, dst: RowId, n: int, bare: bool) -> bool:
         self._unsettled.discard(dst)
         if n and src in self._unsettled:
             self._unsettled.add(dst)
         self.n_copies += 1
-        if self._kind is Kind.SLIDING and self._faults.copy(self.n_copies - 1):
+        if self._kind is Kind.SLIDING and not bare and self._faults.copy(self.n_copies - 1):
             self._memory.trim(dst, 0)
             return False
         self._clock.advance(self._cost.state(0, self._memory.n_window(src)))
-        return self._memory.copy(src, dst, n)
+        return self._memory.copy(src, dst, n, bare)
 
     def use(self, adapters: AdapterSet) -> None:
         code = code_of(adapters)
@@ -280,14 +280,16 @@ class SimContext:
             raise ValueError(f"row {row} can only be kept whole ({end} positions) or dropped, not cut at {n}")
         raise ValueError(f"row {row} has lost positions before {first} and cannot be cut at {n}")
 
-    def _check_copy(self, src: RowId, dst: RowId, n: int) -> None:
+    def _check_copy(self, src: RowId, dst: RowId, n: int, bare: bool) -> None:
         self._check_row(dst)
         self._check_range(src, n)
         if not self._traits.shared_cells:
             raise ValueError("rows of split KV share no cells: a prefix travels by save and load")
         if src == dst:
             raise ValueError(f"row {src} cannot be copied onto itself")
-        if not self._traits.whole_copy_only:
+        if bare:
+            self._check_uncuttable(src)
+        elif not self._traits.whole_copy_only:
             self._check_prefix(src, n)
 
     def _check_shift(self, row: RowId, keep: int, discard: int) -> None:

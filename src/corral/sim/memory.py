@@ -47,7 +47,7 @@ class Memory:
 
     def bounds(self, row: RowId) -> tuple[int, int]:
         """Lowest position from which the row is complete, and its end."""
-        if self.recent is not None:
+        if self.recent is not None and row not in self._headless:
             return self.recent.bounds(row)
         return 0, self.main.bounds(row)[1] if self._kind is not Kind.RECURRENT else self._state(row)[1]
 
@@ -73,19 +73,21 @@ class Memory:
             self._states.pop(row, None)
             self._headless.discard(row)
 
-    def copy(self, src: RowId, dst: RowId, n: int) -> bool:
-        """False: no room for a window of its own; ``dst`` is empty."""
+    def copy(self, src: RowId, dst: RowId, n: int, bare: bool = False) -> bool:
+        """False: no room for a window of its own; ``dst`` is empty. ``bare``: without window or state."""
         self.trim(dst, 0)
         if not n:
             return True
         self.main.copy(src, dst, n)
+        if bare:
+            self._headless.add(dst)
         if self._kind.keeps_states:
             self._states[dst] = self._state(src)
             if n < self.bounds(src)[1] or src in self._headless:
                 self._headless.add(dst)
         if self.recent is not None:
             self.recent.copy(src, dst, n)
-            return self._rehome(dst)
+            return bare or self._rehome(dst)
         return True
 
     def _rehome(self, row: RowId) -> bool:
@@ -100,6 +102,7 @@ class Memory:
         assert self.recent is not None
         self.recent.trim(row, 0)
         if self.recent.write(row, words, pos):
+            self._headless.discard(row)
             return True
         self.trim(row, 0)
         return False
