@@ -308,9 +308,7 @@ def cells(task: Task, answer: tuple[Token, ...] = ()) -> list[Cell]:
     return [(token, adapters if i >= n_base else ()) for i, token in enumerate(task.prompt + answer)]
 
 
-def expected(
-    task: Task, n_ctx: int, kind: Kind, shift: bool = False
-) -> tuple[tuple[Token, ...], str, StopReason]:
+def expected(task: Task, n_ctx: int, kind: Kind, shift: bool = False) -> tuple[tuple[Token, ...], str, StopReason]:
     """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
     n_max = n_ctx - len(task.prompt)
     n_predict = task.limits.n_predict

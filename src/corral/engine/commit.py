@@ -85,10 +85,11 @@ class Commit:
         if result.is_done:
             books.ledger.apply(op, result.n_bytes)
         match op:
-            case Save(_, snapshot):
+            case Save(row, snapshot):
                 books.next_snapshot = max(books.next_snapshot, snapshot + 1)
                 books.metrics.add("n_saved", result.is_done)
-                books.ledger.set_first(ram_holder(snapshot), result.first)
+                books.ledger.set_first(row_holder(row), result.first)
+                books.ledger.set_first(ram_holder(snapshot), books.ledger.saved_first(row_holder(row)))
             case Checkpoint(_, snapshot):
                 books.next_snapshot = max(books.next_snapshot, snapshot + 1)
             case Load(snapshot, row) | Restore(snapshot, row) if (

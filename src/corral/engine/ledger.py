@@ -146,8 +146,19 @@ class KvLedger:
         return self._first.get(holder, 0)
 
     def can_cut(self, holder: Holder, n: int) -> bool:
-        """Whether the holder, a row or a snapshot of at least ``n`` tokens, can be brought back to its first ``n``."""
-        return self.traits.can_cut(n, self.first(holder), self._tree.length(holder))
+        """Whether the holder, a row or a snapshot of at least ``n`` tokens, can be brought back to its first ``n``.
+
+        Where a row travels as bytes: whether it can afterwards. Saved it has only its window.
+        """
+        travels = holder.tier is Tier.ROW and not self.traits.shared_cells
+        first = self.saved_first(holder) if travels else self.first(holder)
+        return self.traits.can_cut(n, first, self._tree.length(holder))
+
+    def saved_first(self, holder: Holder) -> int:
+        """Where the row begins once it is bytes."""
+        if not self.traits.window:
+            return 0
+        return max(self.first(holder), self._tree.length(holder) - self.traits.window)
 
     @property
     def n_window_used(self) -> int:
@@ -339,7 +350,7 @@ class KvLedger:
                 self._tree.copy(row_holder(row), ram_holder(snapshot), n)
                 self._snapshot_bytes[snapshot] = n_bytes
                 self._used_at[ram_holder(snapshot)] = self.used_at(row_holder(row))
-                self.set_first(ram_holder(snapshot), self.first(row_holder(row)))
+                self.set_first(ram_holder(snapshot), self.saved_first(row_holder(row)))
             case Load(snapshot, row, start):
                 self._trim(row, start)
                 n = self._tree.length(ram_holder(snapshot))
