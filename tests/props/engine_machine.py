@@ -275,13 +275,13 @@ class OneRow:
 
 @lru_cache(maxsize=4096)
 def alone(
-    kind: Kind,
     prompt: tuple[Token, ...],
     n_predict: int,
     sampling: Sampling,
     adapters: AdapterSet,
     n_base: int,
     shifting: Shifting | None = None,
+    kind: Kind = Kind.ATTENTION,
 ) -> tuple[Token, ...]:
     """What the task would draw alone and cold."""
     sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
@@ -308,7 +308,9 @@ def cells(task: Task, answer: tuple[Token, ...] = ()) -> list[Cell]:
     return [(token, adapters if i >= n_base else ()) for i, token in enumerate(task.prompt + answer)]
 
 
-def expected(task: Task, n_ctx: int, kind: Kind, shift: bool = False) -> tuple[tuple[Token, ...], str, StopReason]:
+def expected(
+    task: Task, n_ctx: int, kind: Kind = Kind.ATTENTION, shift: bool = False
+) -> tuple[tuple[Token, ...], str, StopReason]:
     """Tokens, text and reason of the whole answer, with at most one stop string, of ASCII."""
     n_max = n_ctx - len(task.prompt)
     n_predict = task.limits.n_predict
@@ -317,7 +319,7 @@ def expected(task: Task, n_ctx: int, kind: Kind, shift: bool = False) -> tuple[t
         shifting = Shifting(n_ctx, n_kept(task.n_keep, len(task.prompt), MODEL.info.add_bos, n_ctx), task.n_discard)
     else:
         n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
-    return ended(task, alone(kind, task.prompt, n_predict, task.sampling, *activated(task), shifting))
+    return ended(task, alone(task.prompt, n_predict, task.sampling, *activated(task), shifting, kind))
 
 
 def ended(task: Task, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], str, StopReason]:
