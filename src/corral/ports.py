@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from corral.ids import AdapterId, AdapterSet, RowId, Token
 from corral.ops import Copy, Shift, Span, Trim
-from corral.tasks import Sampling
+from corral.tasks import Constraint, Sampling
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]
+    Mask = NDArray[np.bool_]
 
 
 class Rollback(Enum):
@@ -208,8 +209,11 @@ class Picked:
 class Sampler(Protocol):
     """A task's own way to draw tokens, with its own history and random numbers."""
 
-    def pick(self, logits: Logits) -> Picked:
-        """Draw from one row, shape (n_vocab,), and remember the token in the history."""
+    def pick(self, logits: Logits, allowed: Mask | None = None) -> Picked:
+        """Draw from one row, shape (n_vocab,), and remember the token in the history.
+
+        Only from ``allowed``, shape (n_vocab,), if given. Probabilities before sampling are those of all tokens.
+        """
         ...
 
     def feed(self, tokens: Sequence[Token]) -> None:
@@ -217,6 +221,34 @@ class Sampler(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Matcher(Protocol):
+    """Where a text stands in what it is held to. Used by one thread."""
+
+    def allowed(self) -> Mask:
+        """The tokens that can come next, shape (n_vocab,), the caller's to change; ends only where the text may end.
+
+        Raises InvalidRequest where the text cannot go on or it takes too long to tell.
+        """
+        ...
+
+    def accept(self, token: Token) -> None:
+        """The text goes on with this token. Raises InvalidRequest if it cannot."""
+        ...
+
+    def accept_text(self, data: bytes) -> None:
+        """The text goes on with these bytes. Raises InvalidRequest if it cannot."""
+        ...
+
+    def would_accept(self, data: bytes) -> bool:
+        """Whether the text can go on with these bytes."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """The text is whole, and nothing but its end can come."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -258,6 +290,13 @@ class Model(Protocol):
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> Sampler:
         """libllama's full chain. Raises InvalidRequest if the settings or the grammar do not compile."""
+        ...
+
+    def new_matcher(self, constraint: Constraint) -> Matcher:
+        """At the beginning of the text. The last ones are remembered, the first of a text may take up to two seconds.
+
+        From any thread. Raises InvalidRequest with the place and the reason if it does not compile.
+        """
         ...
 
     def close(self) -> None: ...

@@ -33,7 +33,7 @@ from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import Shifting, solo
 from corral.sim.shape import Kind
-from corral.tasks import Limits, Sampling, Task
+from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task
 
 if TYPE_CHECKING:
     from corral.ports import Logits
@@ -60,6 +60,12 @@ PATIENT = settings(max_examples=40, deadline=None, suppress_health_check=[Health
 
 WILD = Sampling(temperature=2.0, top_k=20, top_p=1.0, min_p=0.0)
 """The fake's favourite wins about half of the draws."""
+
+HELD = (
+    Constraint(ConstraintKind.REGEX, "[a-z ]{2,12}"),
+    Constraint(ConstraintKind.LARK, 'start: "be"+ | /[0-9]{1,3}/', triggers=("e", "t ")),
+    Constraint(ConstraintKind.JSON_SCHEMA, '{"enum": [true, false, 10, 1000]}'),
+)
 
 MAX_STEPS = 3000
 """Any history here is over long before; more steps mean that nothing moves."""
@@ -119,6 +125,7 @@ class Submit:
     priority: int = 0
     cache_prompt: bool = True
     id_slot: int | None = None
+    held: Constraint | None = None
     stop: str = ""
     seed: int | None = None
     adapters: AdapterSet = ()
@@ -226,6 +233,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         cache_prompt=draw(st.integers(0, 7)) > 0,
         id_slot=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))),
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
+        held=draw(st.sampled_from([None, None, None, *HELD])),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
         adapters=draw(SETS) if setup.with_adapters else (),
         n_keep=draw(st.sampled_from([0, 0, 5, -1])) if setup.shift else 0,
@@ -262,9 +270,15 @@ class OneRow:
 
     def __init__(self, sampler: RowSampler) -> None:
         self._sampler = sampler
+        self.n_picked = 0
+        self.n_whole: int | None = None
 
-    def pick(self, logits: Logits) -> Picked:
-        return pick_rows(logits[None], [(0, self._sampler)])[0]
+    def pick(self, logits: Logits, allowed: object = None) -> Picked:
+        picked = pick_rows(logits[None], [(0, self._sampler)])[0]
+        self.n_picked += 1
+        if self.n_whole is None and self._sampler.is_complete:
+            self.n_whole = self.n_picked
+        return picked
 
     def feed(self, tokens: Sequence[Token]) -> None:
         pass
@@ -282,11 +296,12 @@ def alone(
     n_base: int,
     shifting: Shifting | None = None,
     kind: Kind = Kind.ATTENTION,
-) -> tuple[Token, ...]:
-    """What the task would draw alone and cold."""
+) -> tuple[tuple[Token, ...], bool]:
+    """What the task would draw alone and cold, and whether that is all it was held to."""
     sampler = OneRow(new_row_sampler(sampling, MODEL, EOG, prompt))
     model = MODELS[kind]
-    return solo(prompt, n_predict, model=model, sampler=sampler, adapters=adapters, n_base=n_base, shifting=shifting)
+    tokens = solo(prompt, n_predict, model=model, sampler=sampler, adapters=adapters, n_base=n_base, shifting=shifting)
+    return tokens[: sampler.n_whole], sampler.n_whole is not None
 
 
 def activated(task: Task) -> tuple[AdapterSet, int]:
@@ -319,16 +334,19 @@ def expected(
         shifting = Shifting(n_ctx, n_kept(task.n_keep, len(task.prompt), MODEL.info.add_bos, n_ctx), task.n_discard)
     else:
         n_predict = n_max if n_predict < 0 else min(n_predict, n_max)
-    return ended(task, alone(task.prompt, n_predict, task.sampling, *activated(task), shifting, kind))
+    return ended(task, *alone(task.prompt, n_predict, task.sampling, *activated(task), shifting, kind))
 
 
-def ended(task: Task, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], str, StopReason]:
-    """Where a stop string ends these tokens, if one does, with their text and the reason."""
+def ended(task: Task, tokens: tuple[Token, ...], is_whole: bool = False) -> tuple[tuple[Token, ...], str, StopReason]:
+    """Where a stop string ends these tokens, if one does, with their text and the reason.
+
+    ``is_whole``: they end because they are all that they were held to.
+    """
     for n in range(1, len(tokens) + 1) if task.limits.stop else ():
         before, found, _ = MODEL.tokenizer.detokenize(tokens[:n], special=False).partition(task.limits.stop[0])
         if found:
             return tokens[:n], before, StopReason.WORD
-    reason = StopReason.EOS if tokens and tokens[-1] in EOG else StopReason.LIMIT
+    reason = StopReason.EOS if is_whole or (tokens and tokens[-1] in EOG) else StopReason.LIMIT
     return tokens, MODEL.tokenizer.detokenize(tokens, special=False), reason
 
 
@@ -429,7 +447,7 @@ class Player:
         n_predict = 2 * self.setup.n_ctx if self.setup.shift and op.n_predict < 0 else op.n_predict
         greedy = Sampling(temperature=0.0)
         drawn = [greedy if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)]
-        sampling = [replace(s, ignore_eos=op.ignore_eos) for s in drawn]
+        sampling = [replace(s, ignore_eos=op.ignore_eos, constraint=op.held) for s in drawn]
         group = tuple(
             Task(
                 TaskId(parent + i),
@@ -569,7 +587,8 @@ class Player:
         n_ctx, shift = self.setup.n_ctx, self.setup.shift
         tokens, text, reason = expected(task, n_ctx, self.setup.kind, shift)
         if task.id in self.inexact:
-            tokens, text, reason = ended(task, end.tokens)
+            is_whole = task.sampling.constraint is not None and end.reason is StopReason.EOS
+            tokens, text, reason = ended(task, end.tokens, is_whole)
             assert len(tokens) == task.limits.n_predict or reason is not StopReason.LIMIT, f"ended early: {end}"
         assert end.tokens == tokens, f"task {task.id}: {end.tokens} is not {tokens}"
         assert end.text == text == heard.text, f"task {task.id}: {heard.text!r}, {end.text!r}, expected {text!r}"

@@ -226,11 +226,14 @@ class Life:
         self.events.append(Chunk(task.id, piece.text, piece.tokens, work.n_decoded, timings, piece.probs))
 
     def _reason(self, work: Generation, token: Token, now_ms: float) -> StopReason | None:
-        """Why the generation ends with this token, if it does. An end-of-generation token wins over the limits."""
+        """Why the generation ends with this token, if it does.
+
+        An end-of-generation token wins over the limits, and so does a constraint that is held to its end.
+        """
         limits, n_decoded = work.task.limits, work.n_decoded
         if work.text.stopped is not None:
             return StopReason.WORD
-        if token in self._eog:
+        if token in self._eog or self._books.samplers[work.task.id].is_complete:
             return StopReason.EOS
         if len(work.tokens) >= self._books.n_ctx_slot and not self._may_shorten(work):
             work.truncated = True

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from corral.engine.constrained import Constrained
+from corral.engine.edits import FLOAT32_MAX, Edits, Undo, undo
 from corral.engine.probs import (
     Candidates,
     Filter,
     Floats,
-    Ints,
     Kept,
     candidates,
     candidates_of_all,
@@ -34,12 +33,14 @@ from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
 
+if TYPE_CHECKING:
+    from corral.ports import Mask
+
 T = TypeVar("T")
 
 RANDOM_SEED = 0xFFFFFFFF
 """libllama takes this seed as "draw one"; a task's seed is below it, so that it can be repeated."""
 
-FLOAT32_MAX = 3.4028234e38
 INT32_MAX = 0x7FFFFFFF
 
 N_LISTED, N_LISTED_ROWS = 128, 6
@@ -52,13 +53,24 @@ N_NARROW = 1024
 class RowSampler:
     """One task's way to draw: settings, seed, random numbers and history. Its draws depend on nothing else.
 
-    Made by ``new_row_sampler``; ``chain`` draws what numpy does not. ``error`` is set once the chain found no token to
-    draw, as when a grammar and bans leave none: the task has failed, and ``end`` was picked in place of a token.
+    Made by ``new_row_sampler``; ``chain`` draws what numpy does not. ``error`` is set once there was no token to draw,
+    as when a grammar and bans leave none: the task has failed, and ``end`` was picked in place of a token. ``allowed``
+    are the tokens of the next draw where a constraint holds.
     """
 
-    __slots__ = ("chain", "edits", "end", "error", "filter", "random", "sampling", "seed")
+    __slots__ = ("allowed", "chain", "constrained", "edits", "end", "error", "filter", "random", "sampling", "seed")
 
-    def __init__(self, sampling: Sampling, seed: int, edits: Edits, chain: Sampler | None, end: Token = 0) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        edits: Edits,
+        chain: Sampler | None,
+        end: Token = 0,
+        constrained: Constrained | None = None,
+    ) -> None:
+        self.constrained = constrained
+        self.allowed: Mask | None = None
         self.error: CorralError | None = None
         self.end = end
         self.sampling = sampling
@@ -67,6 +79,50 @@ class RowSampler:
         self.chain = chain
         self.filter = read_filter(sampling)
         self.random = Random(seed)
+
+    @property
+    def is_complete(self) -> bool:
+        """What was drawn is all that the constraint wants."""
+        return self.constrained is not None and self.constrained.is_complete
+
+    def prepare(self) -> bool:
+        """Find the tokens of the next draw. False: there are none, which is ``error``."""
+        if self.constrained is not None and self.error is None:
+            try:
+                self.allowed = self.constrained.allowed()
+            except CorralError as error:
+                self.error = error
+        return self.error is None
+
+    def is_likeliest(self, token: Token) -> bool:
+        """Whether a token that is likeliest in the raw row still is: other tokens can only have become less likely."""
+        allowed = self.allowed is None or bool(self.allowed[token])
+        return allowed and self.edits.only_bans and not self.edits.touches(token)
+
+    def apply(self, row: Floats) -> Undo:
+        """Change the row to what is drawn from; returns what ``undo`` needs."""
+        if self.allowed is None:
+            return self.edits.apply(row)
+        before = row.copy()
+        np.copyto(row, -np.inf, where=~self.allowed)
+        return [(slice(None), before), *self.edits.apply(row)]
+
+    def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
+        """What ``read`` makes of the changed row, which is as before afterwards."""
+        edits = self.apply(row)
+        try:
+            return read(row)
+        finally:
+            undo(row, edits)
+
+    def accept(self, token: Token) -> None:
+        """Add a drawn token to the history."""
+        self.edits.accept(token)
+        if self.constrained is not None and self.error is None:
+            try:
+                self.constrained.accept(token)
+            except CorralError as error:
+                self.error = error
 
     def close(self) -> None:
         """Free the chain, if there is one."""
@@ -79,19 +135,34 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     """A sampler whose history is ``prompt``. ``eog`` is what ``ignore_eos`` bans.
 
     Raises InvalidRequest for penalties that are not numbers to divide by, tokens outside the vocabulary, bans of every
-    token, and what the chain refuses.
+    token, and what the chain or the constraint refuses.
     """
-    if sampling.constraint is not None:
-        raise InvalidRequest("structured output is not supported yet; use 'grammar'")
     _check(sampling, model.info.n_vocab)
     banned = model.info.suppressed_tokens | (eog if sampling.ignore_eos else frozenset())
     _check_bans(sampling, banned, model.info.n_vocab)
     seed = used_seed(sampling.seed)
+    end = min(eog, default=0)
+    constrained = _new_constrained(sampling, model, banned)
     if is_common(sampling):
-        return RowSampler(sampling, seed, Edits(sampling, banned, prompt, model.info.n_ctx_train), None)
+        edits = Edits(sampling, banned, prompt, model.info.n_ctx_train)
+        return RowSampler(sampling, seed, edits, None, end, constrained)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
-    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain, min(eog, default=0))
+    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain, end, constrained)
+
+
+def _new_constrained(sampling: Sampling, model: Model, banned: frozenset[Token]) -> Constrained | None:
+    if sampling.constraint is None:
+        return None
+    if sampling.grammar:
+        raise InvalidRequest("a grammar and another constraint exclude each other: use one of them")
+    matcher = model.new_matcher(sampling.constraint)
+    bans = banned | _banned(sampling)
+    return Constrained(sampling.constraint, matcher, model.tokenizer, model.info.eog_tokens, bans)
+
+
+def _banned(sampling: Sampling) -> frozenset[Token]:
+    return frozenset(token for token, bias in sampling.logit_bias if bias < -FLOAT32_MAX)
 
 
 def _check(sampling: Sampling, n_vocab: int) -> None:
@@ -109,8 +180,7 @@ def _check(sampling: Sampling, n_vocab: int) -> None:
 def _check_bans(sampling: Sampling, banned: frozenset[Token], n_vocab: int) -> None:
     if len(sampling.logit_bias) + len(banned) < n_vocab:
         return
-    bans = {token for token, bias in sampling.logit_bias if bias < -FLOAT32_MAX}
-    if len(bans | banned) >= n_vocab:
+    if len(_banned(sampling) | banned) >= n_vocab:
         also = " and ignore_eos" if sampling.ignore_eos else ""
         raise InvalidRequest(f"logit_bias{also}: all {n_vocab} tokens are banned; leave at least one")
 
@@ -151,112 +221,31 @@ def read_filter(sampling: Sampling) -> Filter | None:
     )
 
 
-class Edits:
-    """What a task changes in its rows before filtering: biases and bans, then penalties for its last tokens.
-
-    A negative ``repeat_last_n`` means ``n_ctx_train``.
-    """
-
-    __slots__ = (
-        "_bias",
-        "_biased",
-        "_counts",
-        "_frequency",
-        "_last",
-        "_only_bans",
-        "_presence",
-        "_repeat",
-        "_touched",
-    )
-
-    def __init__(self, sampling: Sampling, banned: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
-        biases: dict[Token, float] = {}
-        for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in banned)):
-            biases[token] = biases.get(token, 0.0) + bias
-        self._touched = frozenset(biases)
-        self._only_bans = all(bias <= 0.0 for bias in biases.values())
-        self._biased = np.array(list(biases.keys()), np.intp)
-        with np.errstate(over="ignore"):
-            self._bias = np.minimum(np.array(list(biases.values())).astype(np.float32), np.float32(FLOAT32_MAX))
-        self._repeat = np.float32(sampling.repeat_penalty)
-        self._frequency = np.float32(sampling.frequency_penalty)
-        self._presence = np.float32(sampling.presence_penalty)
-        n_last = n_ctx_train if sampling.repeat_last_n < 0 else sampling.repeat_last_n
-        self._last: deque[Token] = deque(maxlen=n_last if _is_penalised(sampling) else 0)
-        self._last.extend(prompt[max(0, len(prompt) - n_last) :])
-        self._counts = Counter(self._last)
-
-    @property
-    def only_bans(self) -> bool:
-        """Whether it only makes some tokens less likely, whatever came before."""
-        return self._only_bans and not self._counts
-
-    def touches(self, token: Token) -> bool:
-        """Whether a bias is on the token."""
-        return token in self._touched
-
-    def apply(self, row: Floats) -> list[tuple[Ints, Floats]]:
-        """Change the row; returns what ``undo`` needs. A copy of the row would cost more than the edits."""
-        undo: list[tuple[Ints, Floats]] = []
-        if len(self._biased):
-            undo.append((self._biased, row[self._biased]))
-            row[self._biased] += self._bias
-        if self._counts:
-            undo.append(self._penalise(row))
-        return undo
-
-    def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
-        """What ``read`` makes of the edited row, which is as before afterwards."""
-        edits = self.apply(row)
-        try:
-            return read(row)
-        finally:
-            undo(row, edits)
-
-    def _penalise(self, row: Floats) -> tuple[Ints, Floats]:
-        """Returns the tokens and their logits before."""
-        tokens = np.fromiter(self._counts.keys(), np.intp, len(self._counts))
-        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
-        before = row[tokens]
-        logits = np.where(before <= 0.0, before * self._repeat, before / self._repeat)
-        row[tokens] = logits - (counts * self._frequency + self._presence)
-        return tokens, before
-
-    def accept(self, token: Token) -> None:
-        """Add a token to the history, which forgets the oldest."""
-        if not self._last.maxlen:
-            return
-        if len(self._last) == self._last.maxlen:
-            oldest = self._last[0]
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
-        self._last.append(token)
-        self._counts[token] += 1
-
-
-def undo(row: Floats, edits: list[tuple[Ints, Floats]]) -> None:
-    """Make the row what it was before ``Edits.apply``."""
-    for tokens, logits in reversed(edits):
-        row[tokens] = logits
-
-
-def _is_penalised(sampling: Sampling) -> bool:
-    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    return "penalties" in sampling.samplers and penalties != (1.0, 0.0, 0.0)
-
-
 def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Picked]:
     """Draw a token for each (row of ``logits``, sampler), and add it to the sampler's history.
 
     ``logits`` has shape (n_rows, n_vocab), must be writable and is the same afterwards; several samplers may share a
     row. A task whose chain fails does not disturb the others: see ``RowSampler.error``.
     """
+    ready = [(at, i, sampler) for at, (i, sampler) in enumerate(rows) if sampler.prepare()]
+    picked = [Picked(sampler.end) for _, sampler in rows]
     with np.errstate(all="ignore"):
-        picked = _pick_all(logits, rows)
-    for at, (_, sampler) in enumerate(rows):
-        sampler.edits.accept(picked[at].token)
-    return [picked[at] for at in range(len(rows))]
+        drawn = _pick_all(logits, [(i, sampler) for _, i, sampler in ready])
+        for n, (at, i, sampler) in enumerate(ready):
+            picked[at] = _redrawn(logits, i, sampler, drawn[n])
+    for pick, (_, sampler) in zip(picked, rows, strict=True):
+        sampler.accept(pick.token)
+    return picked
+
+
+def _redrawn(logits: Floats, i: int, sampler: RowSampler, pick: Picked) -> Picked:
+    """Draws again while a token ends what is free and goes on with what the constraint does not allow."""
+    while sampler.constrained is not None and sampler.error is None and sampler.constrained.refuses(pick.token):
+        if sampler.allowed is None:
+            sampler.allowed = np.ones(logits.shape[1], np.bool_)
+        sampler.allowed[pick.token] = False
+        pick = _pick_all(logits, [(i, sampler)])[0]
+    return pick
 
 
 def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[int, Picked]:
@@ -271,7 +260,7 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
         elif 0 < f.top_k <= N_NARROW:
             narrow.append(_Draw(at, i, row, sampler, f))
         else:
-            picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.edits.reading(row, partial(keep_wide, f=f)))
+            picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.reading(row, partial(keep_wide, f=f)))
     return picked | _draw_narrow(logits, narrow) if narrow else picked
 
 
@@ -292,18 +281,18 @@ def _find(logits: Floats, draws: Sequence[_Draw]) -> Candidates:
     filters = [d.filter for d in draws]
     k, first, n = filters[0].top_k, draws[0].i, len(draws)
     if n > 1 and all(f.top_k == k for f in filters) and [d.i for d in draws] == list(range(first, first + n)):
-        edits = [d.sampler.edits.apply(d.raw) for d in draws]
+        edits = [d.sampler.apply(d.raw) for d in draws]
         try:
             return candidates_of_all(logits[first : first + n], k)
         finally:
             for d, edit in zip(draws, edits, strict=True):
                 undo(d.raw, edit)
-    return table([d.sampler.edits.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws])
+    return table([d.sampler.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws])
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
     try:
-        return chain.pick(row)
+        return chain.pick(row, sampler.allowed)
     except CorralError as error:  # it is this task's alone: the others of the step have their tokens
         sampler.error = error
         return Picked(sampler.end)
@@ -337,8 +326,8 @@ def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
 
 def _greedy(raw: Floats, sampler: RowSampler) -> Picked:
     token = int(raw.argmax())
-    if not sampler.edits.only_bans or sampler.edits.touches(token):
-        token = int(sampler.edits.reading(raw, np.argmax))
+    if not sampler.is_likeliest(token):
+        token = int(sampler.reading(raw, np.argmax))
     n = sampler.sampling.n_probs
     if n <= 0:
         return Picked(token)

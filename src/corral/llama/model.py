@@ -12,6 +12,8 @@ import llama_cpp.llama_cpp as lib
 
 from corral.config import ContextConfig, ModelConfig
 from corral.errors import LoadError
+from corral.guidance.guide import Guide
+from corral.guidance.matcher import GuidedMatcher
 from corral.ids import AdapterId, Token
 from corral.llama import library
 from corral.llama.adapter import LlamaAdapter
@@ -22,7 +24,7 @@ from corral.llama.grammar import check_grammar
 from corral.llama.sampler import SamplerChain
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.ports import AdapterInfo, ModelInfo
-from corral.tasks import Sampling
+from corral.tasks import Constraint, Sampling
 
 
 class LlamaModel:
@@ -34,6 +36,7 @@ class LlamaModel:
         self._contexts: weakref.WeakSet[LlamaContext] = weakref.WeakSet()
         self._tokenizer = LlamaTokenizer(self._vocab)
         self._info = _read_info(handle, self._vocab, path)
+        self._guide = Guide(self._tokenizer, self._info)
         self._adapters: tuple[LlamaAdapter, ...] = ()
 
     @classmethod
@@ -90,6 +93,9 @@ class LlamaModel:
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SamplerChain:
         return SamplerChain(self._vocab, self._info, sampling, seed, n_ctx_train)
+
+    def new_matcher(self, constraint: Constraint) -> GuidedMatcher:
+        return self._guide.matcher(constraint)
 
     def close(self) -> None:
         """Free contexts and weights. May be called twice."""

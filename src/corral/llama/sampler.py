@@ -20,7 +20,7 @@ from corral.tasks import Sampling
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from corral.ports import Logits
+    from corral.ports import Logits, Mask
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 _INT_MAX = 2**31 - 1
@@ -43,14 +43,14 @@ class SamplerChain:
         for sampler in _links(vocab, info, sampling, min(seed & _RANDOM_SEED, _RANDOM_SEED - 1), n_ctx_train):
             lib.llama_sampler_chain_add(self._chain, sampler)
 
-    def pick(self, logits: Logits) -> Picked:
+    def pick(self, logits: Logits, allowed: Mask | None = None) -> Picked:
         """Raises InvalidRequest if grammar and bans leave no token, ServerError if the logits are not numbers."""
         if not self._chain:
             raise ValueError("the sampler is closed")
         candidates = self._candidates
-        token = self._draw(logits)
+        token = self._draw(logits, allowed)
         if self._grammar and not candidates.allowed(self._grammar, token):
-            token = self._draw(logits, first=self._grammar)
+            token = self._draw(logits, allowed, first=self._grammar)
             if not candidates.allowed(self._grammar, token):
                 raise _nothing_left(logits, self._sampling)
         picked = self._picked(logits, token)
@@ -70,9 +70,9 @@ class SamplerChain:
                 lib.llama_sampler_free(sampler)
         self._chain = self._grammar = None
 
-    def _draw(self, logits: Logits, first: Any = None) -> Token:
+    def _draw(self, logits: Logits, allowed: Mask | None, first: Any = None) -> Token:
         candidates = self._candidates
-        candidates.fill(logits)
+        candidates.fill(logits, allowed)
         if first:
             candidates.apply(first)
         candidates.apply(self._chain)
@@ -97,11 +97,13 @@ class Candidates:
         self._raw = lib.llama_token_data_array()
         self._raw_ref = ctypes.byref(self._raw)
 
-    def fill(self, logits: Logits) -> None:
-        self._all["id"] = self._ids
-        self._all["logit"] = logits
-        self._all["p"] = 0.0
-        self._point_to(self._raw, self._all)
+    def fill(self, logits: Logits, allowed: Mask | None = None) -> None:
+        ids = self._ids if allowed is None else self._ids[allowed]
+        filled = self._all[: len(ids)]
+        filled["id"] = ids
+        filled["logit"] = logits if allowed is None else logits[allowed]
+        filled["p"] = 0.0
+        self._point_to(self._raw, filled)
 
     def apply(self, sampler: Any) -> None:
         lib.llama_sampler_apply(sampler, self._raw_ref)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.config import ContextConfig
+from corral.guidance.guide import Guide
+from corral.guidance.matcher import GuidedMatcher
 from corral.ports import AdapterInfo, ModelInfo
 from corral.sim.attend import Head
 from corral.sim.clock import CostModel, VirtualClock
@@ -12,7 +14,7 @@ from corral.sim.context import Faults, SimContext
 from corral.sim.sampler import SimSampler, literal_tokens
 from corral.sim.shape import Kind, MemorySpec, traits_of
 from corral.sim.tokenizer import BOS, EOS, IM_END, LIKELY, N_VOCAB, SimTokenizer
-from corral.tasks import Sampling
+from corral.tasks import Constraint, Sampling
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -55,6 +57,7 @@ class SimModel:
         self.head = Head(N_VOCAB, LIKELY, EOS, self.spec.eos_every)
         self._tokenizer = SimTokenizer()
         self._info = _info(self.spec)
+        self._guide = Guide(self._tokenizer, self._info)
 
     @property
     def info(self) -> ModelInfo:
@@ -98,6 +101,9 @@ class SimModel:
         """Raises InvalidRequest for a grammar that is not one literal."""
         forced = literal_tokens(sampling.grammar, self._tokenizer) if sampling.grammar else ()
         return SimSampler(sampling, seed, self._info.eog_tokens, forced)
+
+    def new_matcher(self, constraint: Constraint) -> GuidedMatcher:
+        return self._guide.matcher(constraint)
 
     def close(self) -> None:
         pass

@@ -18,6 +18,7 @@ from corral.sim.tokenizer import EOS, SimTokenizer
 from corral.tasks import Sampling
 
 Row = NDArray[np.float32]
+Mask = NDArray[np.bool_]
 
 _LITERAL = re.compile(r'\s*root\s*::=\s*("(?:[^"\\]|\\.)*")\s*')
 
@@ -43,9 +44,9 @@ class SimSampler:
         self._forced = tuple(forced)
         self._n_picked = 0
 
-    def pick(self, logits: Row) -> Picked:
+    def pick(self, logits: Row, allowed: Mask | None = None) -> Picked:
         """Raises InvalidRequest if grammar and bans leave no token."""
-        row = self._constrained(logits)
+        row = self._constrained(logits, allowed)
         probs = self._probabilities(row)
         token = int(row.argmax()) if self._sampling.temperature <= 0 else self._draw(probs)
         self._n_picked += 1
@@ -59,8 +60,10 @@ class SimSampler:
     def close(self) -> None:
         pass
 
-    def _constrained(self, logits: Row) -> Row:
+    def _constrained(self, logits: Row, allowed: Mask | None) -> Row:
         row = logits.copy()
+        if allowed is not None:
+            row[~allowed] = -math.inf
         for token, bias in self._biases.items():
             row[token] += bias
         if self._n_picked < len(self._forced):

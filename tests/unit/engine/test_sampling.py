@@ -34,7 +34,7 @@ class RecordingSampler:
         self.fed: list[Token] = []
         self.closed = False
 
-    def pick(self, logits: Row) -> Picked:
+    def pick(self, logits: Row, allowed: object = None) -> Picked:
         return Picked(self.seed % len(logits))
 
     def feed(self, tokens: Sequence[Token]) -> None:

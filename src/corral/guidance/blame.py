@@ -1,0 +1,72 @@
+"""Owns the message for a schema that does not compile: finds the part of it that is to blame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from corral.guidance.limits import escaped
+
+MAX_TRIALS = 200
+"""Parts that are tried before the search stops where it is."""
+
+_UNIMPLEMENTED = re.compile(r'Unimplemented keys: \["([^"]*)".*\]')
+_DEFINITIONS = ("$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+
+
+def where(schema: object, fault: str, fault_of: Callable[[object], str]) -> str:
+    """The message with a JSON pointer. ``fault_of`` says why a schema does not compile, "" if it does."""
+    pointer, part = _smallest(schema, fault, fault_of)
+    if match := _UNIMPLEMENTED.search(fault):
+        return f"json_schema: {pointer}/{escaped(match[1])}: the keyword {match[1]!r} is not supported"
+    if isinstance(part, dict) and fault.startswith("oneOf"):
+        return (
+            f"json_schema: {pointer}/oneOf: the keyword 'oneOf' is supported where its alternatives visibly exclude "
+            "each other; use anyOf"
+        )
+    if isinstance(part, dict):
+        pointer += _keyword(part, fault, fault_of)
+    return f"json_schema: {pointer or '/'}: {' '.join(fault.split())}"
+
+
+def _smallest(schema: object, fault: str, fault_of: Callable[[object], str]) -> tuple[str, object]:
+    """The deepest part that fails alone in the same way, with the schema's definitions beside it."""
+    shared = {key: schema[key] for key in _DEFINITIONS if key in schema} if isinstance(schema, dict) else {}
+    pointer, part, n_left = "", schema, MAX_TRIALS
+    while True:
+        for step, inner in _parts(part):
+            if n_left <= 0:
+                return pointer, part
+            n_left -= 1
+            if fault_of({**shared, **inner} if isinstance(inner, dict) else inner) == fault:
+                pointer, part = pointer + step, inner
+                break
+        else:
+            return pointer, part
+
+
+def _parts(schema: object) -> Iterator[tuple[str, object]]:
+    """The schemas directly inside a schema, each with its step of a JSON pointer."""
+    if not isinstance(schema, dict):
+        return
+    for name in _LISTS:
+        if isinstance(inner := schema.get(name), list):
+            yield from ((f"/{name}/{i}", item) for i, item in enumerate(inner))
+    for name in _MAPS:
+        if isinstance(inner := schema.get(name), dict):
+            yield from ((f"/{name}/{escaped(key)}", item) for key, item in inner.items())
+    for name in _SINGLE:
+        if isinstance(inner := schema.get(name), dict | bool):
+            yield f"/{name}", inner
+
+
+def _keyword(schema: dict[str, object], fault: str, fault_of: Callable[[object], str]) -> str:
+    """The one keyword that fails alone in the same way, as a step of a JSON pointer; "" if it takes several."""
+    kind = {"type": schema["type"]} if "type" in schema else {}
+    for key, value in list(schema.items())[:MAX_TRIALS]:
+        if fault_of({**kind, key: value}) == fault and (key == "type" or fault_of(kind) != fault):
+            return f"/{escaped(key)}"
+    return ""

@@ -1,0 +1,60 @@
+"""Owns the place of one text in a compiled constraint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher
+
+from corral.errors import InvalidRequest
+from corral.guidance.vocabulary import Vocabulary
+from corral.ids import Token
+from corral.tasks import ConstraintKind
+
+if TYPE_CHECKING:
+    from corral.ports import Mask
+
+
+class GuidedMatcher:
+    """Implements ``ports.Matcher``."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, kind: ConstraintKind) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._kind = kind
+        self._bits = np.zeros((vocabulary.n_vocab + 31) // 32, np.uint32)
+
+    def allowed(self) -> Mask:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise self._given_up()
+        n_vocab = self._vocabulary.n_vocab
+        return np.unpackbits(self._bits.view(np.uint8), count=n_vocab, bitorder="little").view(np.bool_)
+
+    def accept(self, token: Token) -> None:
+        if not self._matcher.consume_token(token):
+            raise self._given_up()
+
+    def accept_text(self, data: bytes) -> None:
+        if not self._matcher.consume_tokens(self._vocabulary.cover(data)):
+            raise self._given_up()
+
+    def would_accept(self, data: bytes) -> bool:
+        tokens = self._vocabulary.cover(data)
+        return int(self._matcher.validate_tokens(tokens)) == len(tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def _given_up(self) -> InvalidRequest:
+        reason = plain(self._matcher.get_error())
+        return InvalidRequest(f"{self._kind}: the text cannot be held to it any further: {reason}")
+
+
+def plain(fault: str) -> str:
+    """llguidance's message without what is for its developers."""
+    if fault.startswith("NoExtension"):
+        return "no text satisfies it"
+    return fault.replace("<non-verbose/>", "").strip()
