@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
@@ -15,13 +14,8 @@ from corral.engine.disk_tier import DiskTier
 from corral.engine.sampling import new_row_sampler
 from corral.engine.shift import can_move
 from corral.engine.thread import EngineThread
-from corral.errors import LoadError
-from corral.ports import AdapterInfo, Context, MemoryTraits, Model, ModelInfo, Rollback
+from corral.ports import AdapterInfo, Context, MemoryTraits, Model, ModelInfo
 from corral.tasks import Sampling
-
-if TYPE_CHECKING:
-    from corral.llama.context import LlamaContext
-    from corral.llama.model import LlamaModel
 
 log = logging.getLogger("corral.runtime")
 
@@ -55,7 +49,7 @@ class Runtime:
 
         loaded = LlamaModel.load(model, on_progress)
         try:
-            memory = _cuttable(loaded, context)
+            memory = loaded.new_context(context)
         except BaseException:
             loaded.close()
             raise
@@ -84,18 +78,6 @@ class Runtime:
         """Stop the engine and free everything."""
         self.engine.stop(drain_s)
         self.model.close()
-
-
-def _cuttable(model: LlamaModel, config: ContextConfig) -> LlamaContext:
-    """A context whose rows can be cut back anywhere, as reuse of prefixes needs. Raises LoadError where none can."""
-    memory = model.new_context(config)
-    if memory.traits.rollback is Rollback.ANY:
-        return memory
-    if not memory.traits.window:
-        raise LoadError(f"{model.info.path}: recurrent and hybrid models are not supported yet")
-    memory.close()
-    log.warning("sliding window of %d tokens: the whole context is kept (as with --swa-full)", memory.traits.window)
-    return model.new_context(replace(config, swa_full=True))
 
 
 def _start(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
-from corral.errors import LoadError
 from corral.events import Event, Failed, Finished
 from corral.ids import Token
 from corral.runtime import Runtime
@@ -17,38 +19,80 @@ from corral.tasks import Limits, Sampling, Task
 CONTEXT = ContextConfig(n_ctx=512, n_slots=2, n_rows=4, n_batch=64, n_ubatch=32, n_threads=1, n_threads_batch=1)
 
 
-def answer(runtime: Runtime, prompt: tuple[Token, ...]) -> Finished:
-    """The end of one greedy task of 8 tokens."""
+def answer(runtime: Runtime, prompt: tuple[Token, ...], **fields: Any) -> Finished:
+    """The end of one greedy task of 8 tokens; ``fields`` are further ones of the task."""
     from queue import SimpleQueue
 
     ends: SimpleQueue[Event] = SimpleQueue()
     sampling = Sampling(temperature=0.0, ignore_eos=True)
-    task = Task(runtime.engine.new_task_id(), prompt, sampling=sampling, limits=Limits(n_predict=8))
+    task = Task(runtime.engine.new_task_id(), prompt, sampling=sampling, limits=Limits(n_predict=8), **fields)
     runtime.engine.submit([(task,)], lambda events: [ends.put(e) for e in events if isinstance(e, Finished | Failed)])
     end = ends.get(timeout=60)
     assert isinstance(end, Finished), end
     return end
 
 
-def test_a_sliding_window_model_keeps_its_whole_context(
-    tiny_window_model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Cut back below its window such a memory would answer wrongly: prefixes are reused on the full one only."""
-    with caplog.at_level(logging.WARNING, "corral.runtime"):
-        runtime = Runtime.open(ModelConfig(tiny_window_model), CONTEXT, EngineConfig(n_slots=2, audit=True))
+SYSTEM = tuple(range(20, 84))
+KINDS = pytest.mark.parametrize("kind", ["attention", "window", "window-full", "recurrent", "hybrid"])
+
+
+@pytest.fixture
+def weights(
+    kind: str, tiny_model: Path, tiny_window_model: Path, tiny_recurrent_model: Path, tiny_hybrid_model: Path
+) -> Path:
+    """A tiny model with the kind of memory; the window (16) is shorter than the prompts here."""
+    paths = {"attention": tiny_model, "recurrent": tiny_recurrent_model, "hybrid": tiny_hybrid_model}
+    return paths.get(kind, tiny_window_model)
+
+
+@contextmanager
+def served(path: Path, kind: str, unified: bool = True) -> Iterator[Runtime]:
+    shape = replace(CONTEXT, kv_unified=unified, n_rows=6 if unified else 2, swa_full=kind == "window-full")
+    settings = EngineConfig(n_slots=2, min_checkpoint=8, audit=True)
+    runtime = Runtime.open(ModelConfig(path), replace(shape, type_k="f32", type_v="f32", flash_attn=False), settings)
     try:
-        assert runtime.traits.window_cells == runtime.traits.n_cells
-        assert "sliding window of 16" in caplog.text
-        prompt = tuple(range(20, 80))
-        first = answer(runtime, prompt)
-        answer(runtime, prompt[:40] + tuple(range(100, 120)))
-        again = answer(runtime, prompt)
-        assert again.tokens == first.tokens
-        assert again.timings.n_cached > 0
+        yield runtime
     finally:
         runtime.close()
 
 
-def test_a_recurrent_model_is_refused_in_one_line(tiny_recurrent_model: Path) -> None:
-    with pytest.raises(LoadError, match="recurrent and hybrid models are not supported yet"):
-        Runtime.open(ModelConfig(tiny_recurrent_model), CONTEXT, EngineConfig(n_slots=2))
+@KINDS
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_s16_a_chat_computes_only_what_is_new_in_each_turn(weights: Path, kind: str, unified: bool) -> None:
+    prompt = SYSTEM
+    with served(weights, kind, unified) as runtime, served(weights, kind, unified) as cold:
+        for turn in range(3):
+            end = answer(runtime, prompt)
+            assert end.tokens == answer(cold, prompt, cache_prompt=False).tokens
+            if turn:
+                assert end.timings.n_prompt <= 21, "the last answer's last token and the new question"
+            prompt += end.tokens + tuple(range(100, 120))
+
+
+@KINDS
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_n3_another_conversation_with_the_same_beginning_computes_only_its_own(
+    weights: Path, kind: str, unified: bool
+) -> None:
+    """Another slot restores what the first one's prompt left behind at the border of the messages."""
+    first, second = SYSTEM + tuple(range(100, 130)), SYSTEM + tuple(range(140, 160))
+    with served(weights, kind, unified) as runtime, served(weights, kind, unified) as cold:
+        answer(runtime, first, borders=(len(SYSTEM),))
+        end = answer(runtime, second, borders=(len(SYSTEM),))
+        assert end.timings.n_cached == len(SYSTEM)
+        assert end.tokens == answer(cold, second, cache_prompt=False).tokens
+
+
+@KINDS
+def test_going_back_restores_a_checkpoint(weights: Path, kind: str) -> None:
+    with served(weights, kind) as runtime, served(weights, kind) as cold:
+        borders = [len(SYSTEM)]
+        prompt = SYSTEM + tuple(range(100, 130))
+        for _ in range(3):
+            prompt += answer(runtime, prompt, borders=tuple(borders)).tokens
+            borders.append(len(prompt))
+            prompt += tuple(range(130, 160))
+        back = prompt[: borders[1]] + tuple(range(161, 170))
+        end = answer(runtime, back, borders=tuple(borders[:2]))
+        assert end.timings.n_cached == borders[1]
+        assert end.tokens == answer(cold, back, cache_prompt=False).tokens

@@ -198,10 +198,17 @@ class Commit:
             books.n_margin = books.n_no_room = 0
 
     def _failure(self, plan: Plan, outcome: Outcome) -> None:
-        """The tasks of this batch fail, and only they. Their rows hold what they held before it."""
+        """The tasks of this batch fail, and only they. Their rows hold what they held before it, or nothing.
+
+        Others whose rows were lost with it compute them again.
+        """
         ledger = self._books.ledger
         for row, length in (outcome.lengths or {}).items():
             ledger.apply(Trim(row, length))
+        failed = set(_slots_of(plan.spans))
+        for slot in self._books.slots:
+            if slot.lease and slot.id not in failed and slot.work.computed > ledger.length(slot.lease.row):
+                self._life.park(slot, outcome.done_ms)
         message = "Invalid input batch." if outcome.status is DecodeStatus.INVALID else "Compute error."
         log.error("forward pass of %d tasks failed: %s", len(plan.spans), message)
         for slot_id in _slots_of(plan.spans):

@@ -35,9 +35,9 @@ class Outcome:
     """What a plan came to.
 
     ``ops`` in the order they were tried; after one that failed nothing more was done. ``status`` is None when there was
-    no forward pass. ``lengths`` are those of the batch's rows, read back from the context after a pass that failed half
-    way. ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn
-    tokens, one for each (slot, siblings included) that the plan asked for.
+    no forward pass. ``lengths`` are those of the rows it may have changed, read back after a pass that failed half way.
+    ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn tokens,
+    one for each (slot, siblings included) that the plan asked for.
     """
 
     ops: tuple[OpResult, ...] = ()
@@ -107,8 +107,13 @@ class Executor:
         return [replace(s.span, tokens=plain(s.span.tokens)) for s in plan.spans]
 
     def _repair(self, spans: tuple[SlotSpan, ...]) -> dict[RowId, int]:
-        """Cut each row of a failed batch back to where its span began; what cannot be cut is emptied."""
+        """Cut each row of a failed batch back to where its span began; what cannot be cut is emptied.
+
+        Returns the lengths of these rows, and where rows have states that of all: others may have lost theirs.
+        """
         lengths = {}
+        if self._traits.whole_copy_only:
+            lengths = {row: self._context.bounds(row)[1] for row in map(RowId, range(self._traits.n_rows))}
         for s in spans:
             row, pos0 = s.span.row, s.span.pos0
             _, end = self._context.bounds(row)

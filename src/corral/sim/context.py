@@ -240,9 +240,15 @@ class SimContext:
         return Work(n_tokens, int(np.count_nonzero(main.has[row, stream])), n_scanned)
 
     def _drop_incomplete(self, spans: Sequence[Span]) -> None:
-        """After a pass that broke off: rows that cannot be cut back to where they were lose everything."""
+        """After a pass that broke off: rows that cannot be cut back to where they were lose everything.
+
+        Where rows have states all of them do: some may have been moved, of whatever row.
+        """
+        if self._kind.keeps_states:
+            for row in range(self._traits.n_rows):
+                self._memory.trim(RowId(row), 0)
         for span in spans:
-            if self._kind.keeps_states or not self._memory.is_complete_at(span.row, span.pos0):
+            if not self._memory.is_complete_at(span.row, span.pos0):
                 self._memory.trim(span.row, 0)
 
     def _check_row(self, row: RowId) -> None:
