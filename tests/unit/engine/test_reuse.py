@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.props.engine_machine import PATIENT, STEMS, Player, Reply, Setup, Submit, ops
 
 from corral.engine.ledger import Tier
-from corral.engine.plan import Begin
+from corral.engine.plan import Begin, Deferral
 from corral.engine.radix import common_prefix
 from corral.engine.reuse import n_runs
 from corral.engine.slot import prefix_key
@@ -222,3 +224,17 @@ def test_runs_of_consecutive_rows_are_counted() -> None:
 
 def test_the_stems_of_these_tests_part_early() -> None:
     assert max(common_prefix(STEMS[0], STEMS[i]) for i in (1, 2)) < 5
+
+
+@MEMORIES
+@pytest.mark.parametrize("shared_cache", [False, True])
+def test_n7_tenants_do_not_wait_for_each_others_prompts_unless_they_share(unified: bool, shared_cache: bool) -> None:
+    """Waiting would tell as much as reusing: that somebody else is asking the same."""
+    setup = Setup(unified, n_slots=2, n_ctx=300, n_spare=2, n_batch=16, n_ubatch=16, min_shared_prefill=8)
+    player = Player(replace(setup, shared_cache=shared_cache))
+    tasks = [player.submit(Submit(n_prompt=100, n_predict=1, tenant=tenant))[0] for tenant in ("a", "b")]
+    player.step()
+    deferral = player.engine.last_plan.deferrals.get(tasks[1])
+    assert (deferral is Deferral.OTHER_PROMPT) == shared_cache
+    player.drain()
+    assert (player.starts[tasks[1]].n_cached > 0) == shared_cache
