@@ -505,7 +505,9 @@ class Player:
     def step(self) -> list[Event]:
         self.n_steps += 1
         assert self.n_steps <= MAX_STEPS, f"no end: {[s.state.value for s in self.engine.books.slots]}"
+        n_prompt = self.engine.snapshot.counters.n_prompt
         events = self.engine.step()
+        assert self.engine.snapshot.counters.n_prompt >= n_prompt, "a counter shrank"
         self._note_inexact()
         for event in events:
             assert event.task_id in self.open, f"an event of a task that is over: {event}"

@@ -24,6 +24,7 @@ from corral.engine.draft import Draft, Want
 from corral.engine.executor import Executor, OpResult, Outcome
 from corral.engine.ledger import KvLedger, Lease
 from corral.engine.life import Life
+from corral.engine.lineup import line_up
 from corral.engine.offers import Offer, offers
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.sampling import pick_rows
@@ -265,6 +266,33 @@ def test_a_failed_pass_that_harms_a_bystander_is_found(monkeypatch: pytest.Monke
 def test_a_parked_task_that_never_resumes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slot, "wants_row", property(lambda s: s.state in (SlotState.STARTED, SlotState.WAIT_OTHER)))
     assert finds(histories(unified=True))
+
+
+def test_a_held_task_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.engine.seats.line_up", lambda view, tags: line_up(replace(view, held=()), tags))
+    assert finds(BOTH)
+
+
+def test_a_held_task_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is given to another and it is nowhere."""
+    hold = Life.hold
+
+    def careless(self: Life, slot: Slot, now_ms: float) -> None:
+        hold(self, slot, now_ms)
+        self._books.held.clear()
+
+    monkeypatch.setattr(Life, "hold", careless)
+    assert finds(BOTH)
+
+
+def test_a_held_task_that_thinks_its_row_is_still_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Life.begin
+
+    def boastful(self: Life, slot: Slot, lease: Lease, n_reused: int, now_ms: float) -> None:
+        begin(self, slot, lease, max(n_reused, slot.work.n_prompt_seen if slot.work.n_parked else 0), now_ms)
+
+    monkeypatch.setattr(Life, "begin", boastful)
+    assert finds(BOTH)
 
 
 def test_siblings_that_draw_from_the_wrong_logits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

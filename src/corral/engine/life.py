@@ -154,7 +154,7 @@ class Life:
             return
         n_seen = min(work.computed, work.n_prompt)
         if n_seen > work.n_prompt_seen:
-            n_new = n_seen - max(work.n_prompt_seen, work.n_cached)
+            n_new = max(0, n_seen - max(work.n_prompt_seen, work.n_cached))
             self._books.metrics.add("n_prompt", n_new)
             self._books.shares.charge(work.task, n_new)
             work.n_prompt_seen = n_seen

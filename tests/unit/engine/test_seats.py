@@ -230,6 +230,22 @@ def test_n5_what_is_private_to_held_siblings_is_kept_until_the_last_of_them_ends
     assert set(group) <= set(player.finished)
 
 
+def test_n5_what_was_reused_and_is_lost_before_anything_was_computed_is_not_subtracted() -> None:
+    """It had begun with 30 tokens of another's, its chunks came later, and then it had to go."""
+    player = Player(Setup(False, n_slots=2, n_ctx=200, n_batch=8, n_ubatch=8, cache_ram_bytes=0))
+    player.play([Submit(n_prompt=30, n_predict=1)])
+    player.submit(Submit(stem=1, n_prompt=150, n_predict=1, priority=1))
+    (low,) = player.submit(Submit(n_prompt=60, n_predict=1))
+    player.step()
+    assert player.starts[low].n_cached == 30
+    player.submit(Submit(stem=2, n_prompt=20, n_predict=1, priority=2))
+    player.step()
+    assert player.engine.snapshot.held == (low,)
+    player.drain()
+    counters = player.engine.snapshot.counters
+    assert counters.n_prompt + counters.n_prompt_cached == 30 + 150 + 60 + 20
+
+
 # --- age -------------------------------------------------------------------------------------------------------------
 
 
