@@ -12,10 +12,11 @@ from corral.config import ServerConfig
 from corral.engine.state import EngineSnapshot, SlotSnapshot, SlotState
 from corral.errors import InvalidRequest
 from corral.events import Chunk, Event, Failed, Finished, Started, StopReason, Timings
+from corral.guidance.guide import Guide
 from corral.ids import SlotId, TaskId
-from corral.ports import AdapterInfo, MemoryTraits, ModelInfo
+from corral.ports import AdapterInfo, Matcher, MemoryTraits, ModelInfo
 from corral.runtime import Runtime
-from corral.tasks import Task
+from corral.tasks import Constraint, Task
 
 BOS = 256
 EOS = 257
@@ -70,6 +71,9 @@ class ByteModel:
     info: ModelInfo = INFO
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     adapters: tuple[AdapterInfo, ...] = ()
+
+    def new_matcher(self, constraint: Constraint) -> Matcher:
+        return Guide(self.tokenizer, self.info).matcher(constraint)
 
     def check_grammar(self, text: str) -> None:
         if text == "bad":

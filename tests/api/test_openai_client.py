@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -84,3 +86,58 @@ def test_errors_are_typed(client: openai.OpenAI, serve_sim: SimServer) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         other.models.list()
+
+
+PICK: Any = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"enum": [1, 2]}, "colour": {"enum": ["red", "green"]}},
+            "required": ["n", "colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+def test_a_forced_call_fits_its_schema(client: openai.OpenAI, choice: Any) -> None:
+    reply = client.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        tools=[PICK],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_tokens=200,
+    )
+    (call,) = reply.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "pick"
+    arguments = json.loads(call.function.arguments)
+    assert arguments["n"] in (1, 2) and arguments["colour"] in ("red", "green")
+    assert reply.choices[0].finish_reason == "tool_calls" and not reply.choices[0].message.content
+
+
+def test_a_forced_call_streamed(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        tools=[PICK],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+        stream=True,
+    )
+    choices = [chunk.choices[0] for chunk in stream if chunk.choices]
+    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    assert calls[0].function is not None and calls[0].function.name == "pick"
+    assert set(json.loads("".join(c.function.arguments or "" for c in calls if c.function))) == {"n", "colour"}
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+def test_a_schema_that_nothing_can_satisfy_is_a_400(client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}, "required": ["a"]}
+    bad: Any = {"type": "function", "function": {"name": "bad", "parameters": parameters}}
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="sim", messages=MESSAGES, tools=[bad], tool_choice="required")  # type: ignore[arg-type]

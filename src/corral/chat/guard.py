@@ -60,6 +60,18 @@ class Guard:
             tokens += tokenizer.tokenize(part, add_special=i == 0, parse_special=is_template)
         return tuple(tokens)
 
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """A text in parts, each with whether it is a control token."""
+        parts: list[tuple[str, bool]] = []
+        at = 0
+        for start, end in (*self._all.between(text), (len(text), len(text))):
+            if at < start:
+                parts += [(word, True) for word in self._all.found(text[at:start])]
+            if start < end:
+                parts.append((text[start:end], False))
+            at = end
+        return parts
+
     def _stretches(self, text: str, mark: str) -> list[tuple[str, bool]]:
         """The text in parts, without marks, each with whether control tokens in it are the template's."""
         parts: list[tuple[str, bool]] = []
@@ -149,6 +161,10 @@ class _Words:
             at = 1 if n > 1 else 0
             core = core[:at] + mark + core[at:]
         return before + core + after
+
+    def found(self, text: str) -> list[str]:
+        """The control tokens in a text."""
+        return self._pattern.findall(text) if self._pattern else []
 
     def between(self, text: str) -> Iterable[tuple[int, int]]:
         """The spans between control tokens."""

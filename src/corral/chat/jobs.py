@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,7 @@ from corral.chat.adapt import Message
 from corral.chat.conversation import Conversation
 from corral.chat.formats.base import Expect, Format, Reader
 from corral.chat.formats.detect import detect_format
+from corral.chat.formats.grammar import call_constraint
 from corral.chat.formats.history import adjust_history
 from corral.chat.generic_tools import describe_tools, write_out_calls
 from corral.chat.guard import Guard, Guarded, control_texts
@@ -18,6 +20,7 @@ from corral.chat.tools import ToolChoice, Tools
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import ModelInfo, Tokenizer
+from corral.tasks import Constraint
 
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
 
@@ -139,6 +142,37 @@ class ChatModel:
             self._tokenizer.tokenize(mark, add_special=False, parse_special=True) for mark in rendered.format.marks
         )
         return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+    def constraint(self, rendered: Rendered, request: ChatRequest) -> Constraint | None:
+        """What the reply is held to by the tools that may or must be called. Raises InvalidRequest.
+
+        A call that must be made in a format without grammar is refused.
+        """
+        found = call_constraint(
+            rendered.format,
+            request.tools,
+            request.choice,
+            parallel=request.parallel,
+            is_thinking=rendered.expect.is_thinking,
+            literal=self._literal,
+        )
+        if found is None and request.choice.mode == "required":
+            raise InvalidRequest(
+                f"Field 'tool_choice': calls in the format of this model ({rendered.format.name}) cannot be forced; "
+                "use 'auto'"
+            )
+        return found
+
+    def _literal(self, text: str) -> str:
+        """A text as terms of a lark grammar: strings, and control tokens by their numbers."""
+        terms = []
+        for part, is_control in self._guard.pieces(text):
+            if is_control:
+                (token,) = self._tokenizer.tokenize(part, add_special=False, parse_special=True)
+                terms.append(f"<[{token}]>")
+            else:
+                terms.append(json.dumps(part, ensure_ascii=False))
+        return " ".join(terms)
 
     def _of(self, request: ChatRequest) -> tuple[ChatTemplate, Format]:
         if request.tools.by_name:

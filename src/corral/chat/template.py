@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from datetime import datetime
 
@@ -10,7 +11,7 @@ from jinja2 import TemplateError
 
 from corral.chat.adapt import Capabilities, Message, adapt, typed
 from corral.chat.builtin import CHATML, builtin_template
-from corral.chat.jinja import new_environment
+from corral.chat.jinja import changes_values, new_environment
 from corral.errors import InvalidRequest, LoadError
 
 __all__ = ["CHATML", "Capabilities", "ChatTemplate", "Message"]
@@ -34,9 +35,10 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._now = now
         try:
-            self._template = new_environment(now).from_string(self.source)
+            self._template = new_environment(self.source, now).from_string(self.source)
         except TemplateError as error:
             raise LoadError(f"the chat template does not compile: {error}") from error
+        self._changes_values = changes_values(self.source)
         self._takes_text_arguments = True
         self.caps = self._probe()
 
@@ -61,7 +63,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(variables)
+            return self._template.render(deepcopy(variables) if self._changes_values else variables)
         except Exception as error:  # somebody else's program: whatever it raises, it cannot render this request
             raise InvalidRequest(f"the chat template failed: {error}") from error
 

@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Longer bodies are parsed and tokenised by a worker thread: they would hold up everybody's tokens."""
-SLOW = b'"grammar"'
-"""So are bodies with a grammar, whose check takes time."""
+SLOW = (b'"grammar"', b'"tools"')
+"""So are bodies with a grammar or tools, whose check takes time."""
 
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     """``read`` of the body's members. Raises InvalidRequest."""
     raw = await raw_body(request)
-    if len(raw) <= INLINE_BYTES and SLOW not in raw:
+    if len(raw) <= INLINE_BYTES and not any(word in raw for word in SLOW):
         return read(Fields(parse_object(raw)))
     return await asyncio.to_thread(lambda: read(Fields(parse_object(raw))))
 

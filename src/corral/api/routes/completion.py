@@ -56,7 +56,10 @@ def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
 
 def _read_chat(fields: Fields, service: Service) -> Chat:
     asked = read_chat(fields, service)
-    service.runtime.model.check_grammar(asked.params.sampling.grammar)
+    sampling = asked.params.sampling
+    service.runtime.model.check_grammar(sampling.grammar)
+    if sampling.constraint is not None:
+        service.runtime.model.new_matcher(sampling.constraint)
     return asked
 
 

@@ -48,6 +48,8 @@ def read_chat(fields: Fields, service: Service) -> Chat:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
     if not rendered.is_plain:
         params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
+    if constraint := service.chat.constraint(rendered, request):
+        params = replace(params, sampling=replace(params.sampling, constraint=constraint))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
     prompt = service.chat.tokens(rendered)
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
@@ -66,8 +68,6 @@ def _read_request(fields: Fields, service: Service) -> ChatRequest:
     choice = read_tool_choice(fields.value("tool_choice"), tools)
     if choice.mode != "none" and fields.value("grammar") is not None:
         raise InvalidRequest("Cannot use custom grammar constraints with tools.")
-    if choice.mode == "required":
-        raise InvalidRequest("Field 'tool_choice': a call cannot be forced yet; use 'auto'")
     messages = read_messages(fields.value("messages"))
     server = service.server
     return ChatRequest(

@@ -39,7 +39,7 @@ def _parted(message: Message) -> Message:
     parts: list[object] = []
     if message.get("reasoning_content"):
         parts.append({"type": "thinking", "thinking": message["reasoning_content"]})
-    if message["content"]:
+    if message["content"] or not parts:
         parts.append({"type": "text", "text": message["content"]})
     rest = {key: value for key, value in message.items() if key != "reasoning_content"}
     return {**rest, "content": parts}
