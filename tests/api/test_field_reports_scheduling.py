@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.api.conftest import SimServer
-from tests.api.live import events, is_idle, until
+from tests.api.live import events, is_idle, send_raw, until
 from tests.props.engine_machine import Player, Setup, Submit
 
 from corral.bench.simulate import SimConfig, simulate
@@ -132,3 +132,17 @@ def test_33_over_http_a_stream_is_whole_beside_long_prompts(serve_sim: SimServer
         until(lambda: not is_idle(http), "the stream runs")
         ask_at_once(http, [{"prompt": f"{i} " + "long " * 300, "n_predict": 1} for i in range(2)])
         assert "".join(event["content"] for event in events(stream.result())) == alone
+
+
+def test_n5_an_urgent_request_does_not_wait_for_a_long_one(serve_sim: SimServer) -> None:
+    """The only slot is busy: its task makes way, and then it goes on in it."""
+    http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_slots=1, n_ctx=8192)
+    with send_raw(http, {**GREEDY, "prompt": "long", "n_predict": 8000}):
+        until(lambda: http.get("/slots").json()[0]["is_processing"], "the slot is busy")
+        (long,) = http.get("/slots").json()
+        assert long["priority"] == 0
+        assert ask(http, {"prompt": "urgent", "priority": 1})["tokens_predicted"] == 16
+        until(lambda: http.get("/slots").json()[0]["id_task"] == long["id_task"], "the long one is back")
+    text = http.get("/metrics").text
+    assert "\ncorral:preemptions_total 1\n" in text
+    assert "\ncorral:num_requests_held 0\n" in text
