@@ -10,30 +10,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
 from tests.api.live import client, events
 
 from corral.events import Event, Finished, StopReason, TokenProbs
 from corral.tasks import Task
 
-TEMPLATE = (
-    "{%- if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
-    "{%- for m in messages %}<|{{ m.role }}|>"
-    "{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-    "{%- for c in m.tool_calls or [] %}"
-    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
-    "{%- endfor %}\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
-)
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 ASK: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [WEATHER]
 

@@ -1,44 +1,82 @@
-"""Errors as JSON bodies and responses, in llama-server's shape."""
+"""Errors as JSON bodies and responses, in the shape of the route's wire format."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
+from corral.errors import CorralError, ExceedContext, InvalidRequest, NotFound, ServerError, Unavailable
 
 JSON = "application/json; charset=utf-8"
+ERROR_SHAPE = "corral.error_shape"
+"""Where the ASGI scope has the shape of the route's errors."""
+
+Shape = Callable[[CorralError], bytes]
+"""An error as the body of a reply."""
+
+_ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
 def error_body(error: CorralError) -> bytes:
-    """``{"error": {code, message, type, ...}}``."""
+    """``{"error": {code, message, type, ...}}``: llama-server's and OpenAI's."""
     body = {"code": error.code, "message": str(error), "type": error.type, **error.extra}
     return orjson.dumps({"error": body})
 
 
-def error_response(error: CorralError) -> Response:
+def anthropic_error_body(error: CorralError) -> bytes:
+    """``{"type": "error", "error": {type, message, ...}}``, with the type and words that Anthropic's clients know."""
+    kind = _ANTHROPIC_TYPES.get(error.code, "api_error")
+    if isinstance(error, Unavailable):
+        kind = "overloaded_error"
+    message = str(error)
+    if isinstance(error, ExceedContext):
+        message = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message, **error.extra}})
+
+
+def ollama_error_body(error: CorralError) -> bytes:
+    """``{"error": message}``."""
+    return orjson.dumps({"error": str(error)})
+
+
+def shape_for(path: str) -> Shape:
+    """The shape of errors under ``path``, without the prefix of all routes."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error_body
+    return ollama_error_body if path.startswith("/api/") else error_body
+
+
+def shape_of(scope: Scope) -> Shape:
+    """The shape of errors of a request that passed the gate."""
+    shape: Shape = scope.get(ERROR_SHAPE, error_body)
+    return shape
+
+
+def error_response(error: CorralError, shape: Shape = error_body) -> Response:
     """The HTTP answer to a request that failed before anything was sent."""
     headers = {}
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
-    return Response(error_body(error), error.code, headers, JSON)
+    return Response(shape(error), error.code, headers, JSON)
 
 
-async def on_corral_error(_request: Request, error: Exception) -> Response:
+async def on_corral_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CorralError)
-    return error_response(error)
+    return error_response(error, shape_of(request.scope))
 
 
-async def on_http_exception(_request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
     """An unknown path, or a known path with another verb."""
     assert isinstance(error, HTTPException)
-    if error.status_code in (404, 405):
-        return error_response(NotFound("File Not Found"))
-    return error_response(InvalidRequest(str(error.detail)))
+    told = NotFound("File Not Found") if error.status_code in (404, 405) else InvalidRequest(str(error.detail))
+    return error_response(told, shape_of(request.scope))
 
 
-async def on_unexpected(_request: Request, _error: Exception) -> Response:
+async def on_unexpected(request: Request, _error: Exception) -> Response:
     """A fault of ours. It is raised again after the answer, and logged by the server."""
-    return error_response(ServerError("internal error"))
+    return error_response(ServerError("internal error"), shape_of(request.scope))

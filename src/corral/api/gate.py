@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corral.api.errors import error_response
+from corral.api.errors import ERROR_SHAPE, error_response, shape_for
 from corral.api.service import NO_TENANT, SERVICE, TENANT, Service, Tenant
 from corral.config import ApiKey, ServerConfig
 from corral.errors import AuthenticationError, Unavailable
@@ -33,6 +33,7 @@ class Gate:
         self._cors = Cors(config)
         self._keys = tuple((key.key.encode(), _tenant(key)) for key in config.api_keys)
         self._public = frozenset(config.api_prefix + path for path in _PUBLIC)
+        self._prefix = config.api_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,12 +54,13 @@ class Gate:
             await self._cors.preflight(send)
             return
         service = self._service()
+        shape = scope[ERROR_SHAPE] = shape_for(scope["path"].removeprefix(self._prefix))
         if service is None:
-            await error_response(Unavailable("Loading model", retry_after_s=5))(scope, receive, send)
+            await error_response(Unavailable("Loading model", retry_after_s=5), shape)(scope, receive, send)
             return
         tenant = self._tenant(headers)
         if self._keys and tenant is None and scope["path"] not in self._public:
-            await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
+            await error_response(AuthenticationError("Invalid API Key"), shape)(scope, receive, send)
             return
         scope[SERVICE] = service
         scope[TENANT] = tenant or NO_TENANT

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes import adapters, cache, completion, info, metrics, slot_files, slots, tokens
+from corral.api.routes import adapters, anthropic, cache, completion, info, metrics, slot_files, slots, tokens
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
@@ -76,6 +76,23 @@ ROUTES = (
         "chat",
         doc.TemplateRequest,
         reply.InputTokens,
+    ),
+    Route(
+        "POST",
+        ("/v1/messages",),
+        anthropic.messages,
+        "messages",
+        doc.MessagesRequest,
+        reply.MessageReply,
+        streams=True,
+    ),
+    Route(
+        "POST",
+        ("/v1/messages/count_tokens",),
+        anthropic.count_message_tokens,
+        "messages",
+        doc.MessagesRequest,
+        reply.MessageTokens,
     ),
     Route("GET", ("/lora-adapters",), adapters.get_adapters, "server"),
     Route("POST", ("/lora-adapters",), adapters.post_adapters, "server", doc.AdapterScales),

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from corral.api.errors import JSON, error_body, error_response
+from corral.api.errors import JSON, error_response, shape_of
 from corral.api.job import Job
 from corral.engine.thread import EngineThread
 from corral.errors import CorralError, ServerError
 from corral.events import Chunk, Event, Failed, Finished
 
-_STREAM_START = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
-_PING = b":\n\n"
+BeforeEnd = Callable[[], Awaitable[None]]
+"""What has to be done once the reply is known and before the client has all of it."""
 
 
 class Dialect(Protocol):
     """Turns the events of one job into one wire format."""
+
+    @property
+    def media_type(self) -> str:
+        """Of a stream."""
+        ...
+
+    def ping(self) -> bytes:
+        """What keeps a silent stream alive; b"" where the format has nothing for that."""
+        ...
+
+    def fail(self, error: CorralError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        ...
 
     def feed(self, events: list[Event]) -> bytes:
         """Server-sent events for these events; b"" for none. Failed is never among them."""
@@ -49,10 +54,11 @@ class _Reply(Response):
 
     background = None
 
-    def __init__(self, job: Job, dialect: Dialect, engine: EngineThread) -> None:
+    def __init__(self, job: Job, dialect: Dialect, engine: EngineThread, before_end: BeforeEnd | None = None) -> None:
         self._job = job
         self._dialect = dialect
         self._engine = engine
+        self._before_end = before_end
 
 
 class WholeReply(_Reply):
@@ -63,6 +69,8 @@ class WholeReply(_Reply):
         if not await _unless_gone(receive, self._collect(results)):
             return
         body = orjson.dumps(self._dialect.whole(results))
+        if self._before_end is not None:
+            await self._before_end()
         await Response(body, media_type=JSON)(scope, receive, send)
 
     async def _collect(self, results: list[Finished]) -> None:
@@ -78,20 +86,20 @@ class WholeReply(_Reply):
 
 
 class StreamReply(_Reply):
-    """Server-sent events as tokens come.
+    """A stream of events as tokens come.
 
     The status line is sent with the first event, so what fails before is an ordinary error response. A request that
     waits for longer than the ping interval gets its status line with the first ping.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = _EventStream(send)
+        stream = _EventStream(send, self._dialect)
         try:
             if await _unless_gone(receive, self._run_with_pings(stream)):
                 await stream.close()
         except CorralError as error:
             if not stream.is_open:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, shape_of(scope))(scope, receive, send)
                 return
             await stream.fail(error)
         except Exception:
@@ -119,7 +127,10 @@ class StreamReply(_Reply):
                 if failed is not None:
                     await self._fail(stream, batch[: batch.index(failed)], failed.error)
                 await stream.write(dialect.feed(batch))
-        await stream.write(dialect.tail())
+        tail = dialect.tail()
+        if self._before_end is not None:
+            await self._before_end()
+        await stream.write(tail)
 
     async def _fail(self, stream: _EventStream, before: list[Event], error: CorralError) -> None:
         if stream.is_open or any(type(event) is Chunk for event in before):
@@ -128,10 +139,11 @@ class StreamReply(_Reply):
 
 
 class _EventStream:
-    """An open or not yet opened text/event-stream."""
+    """An open or not yet opened stream."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, dialect: Dialect) -> None:
         self._send = send
+        self._dialect = dialect
         self._clock = asyncio.get_running_loop().time
         self._written_s = self._clock()
         self.is_open = False
@@ -140,27 +152,38 @@ class _EventStream:
         """Send events, the status line first. Empty ``body`` sends only that."""
         if not self.is_open:
             self.is_open = True
-            await self._send({**_STREAM_START})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
         if body:
             self._written_s = self._clock()
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def fail(self, error: CorralError) -> None:
         """End the stream with an error event."""
-        await self.write(b"data: %b\n\n" % error_body(error))
+        await self.write(self._dialect.fail(error))
         await self.close()
 
     async def close(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def ping(self, interval_s: float) -> None:
-        """Send a comment whenever nothing was sent for ``interval_s``. Runs until cancelled."""
+        """Send a sign of life whenever nothing was sent for ``interval_s``. Runs until cancelled."""
         while True:
             left_s = self._written_s + interval_s - self._clock()
             if left_s > 0:
                 await asyncio.sleep(left_s)
             else:
-                await self.write(_PING)
+                await self._ping()
+
+    async def _ping(self) -> None:
+        await self.write(self._dialect.ping())
+        self._written_s = self._clock()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self._dialect.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[object, object, None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from corral.api.reply import Dialect
+from corral.errors import CorralError
 from corral.events import Event, Finished
 
 log = logging.getLogger("corral.request")
@@ -19,6 +20,16 @@ class LoggedDialect:
     def __init__(self, inner: Dialect, request_id: str) -> None:
         self._inner = inner
         self._extra = {"request_id": request_id}
+
+    @property
+    def media_type(self) -> str:
+        return self._inner.media_type
+
+    def ping(self) -> bytes:
+        return self._inner.ping()
+
+    def fail(self, error: CorralError) -> bytes:
+        return self._inner.fail(error)
 
     def feed(self, events: list[Event]) -> bytes:
         for event in events:

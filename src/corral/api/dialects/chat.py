@@ -15,6 +15,7 @@ from corral.api.dialects.parts import (
     timings_json,
     usage_json,
 )
+from corral.api.dialects.sse import ServerSentEvents
 from corral.api.job import Job
 from corral.api.service import BUILD
 from corral.chat.deltas import CallArguments, CallStart, Content, Delta, Reasoning, Reply, whole_reply
@@ -24,7 +25,7 @@ from corral.events import Chunk, Event, Finished, Progress, StopReason, TokenPro
 from corral.ids import TaskId
 
 
-class ChatDialect:
+class ChatDialect(ServerSentEvents):
     """``chat.completion`` objects and chunks. Each choice's first chunk gives the role, its last the finish reason.
 
     ``prefix`` is repeated at the head of every choice: the text that the reply continues, when it is asked for. Where

@@ -14,6 +14,7 @@ from corral.api.dialects.parts import (
     timings_json,
     usage_json,
 )
+from corral.api.dialects.sse import ServerSentEvents
 from corral.api.job import Job
 from corral.api.service import BUILD
 from corral.events import Chunk, Event, Finished, Progress
@@ -21,7 +22,7 @@ from corral.events import Chunk, Event, Finished, Progress
 DONE = b"data: [DONE]\n\n"
 
 
-class CompletionsDialect:
+class CompletionsDialect(ServerSentEvents):
     """``text_completion`` objects; a stream's last chunk is the whole final object without its text."""
 
     def __init__(self, job: Job) -> None:

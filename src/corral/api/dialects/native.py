@@ -8,6 +8,7 @@ import orjson
 
 from corral.api.dialects.parts import Json, probs_json, progress_json, shown_probs, timings_json
 from corral.api.dialects.settings import settings_json
+from corral.api.dialects.sse import ServerSentEvents
 from corral.api.job import Job
 from corral.events import Chunk, Event, Finished, Progress, Started
 from corral.ids import TaskId
@@ -31,7 +32,7 @@ class _Frame:
         )
 
 
-class NativeDialect:
+class NativeDialect(ServerSentEvents):
     """Chunks and final objects. A stream ends with its final object, without ``[DONE]``."""
 
     def __init__(self, job: Job) -> None:

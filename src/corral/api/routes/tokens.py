@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routes.body import json_response, read_body
-from corral.api.schemas.chat import render_chat
+from corral.api.schemas.chat import count_tokens, render_chat
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.api.schemas.prompt import read_mixed, read_token
-from corral.api.service import Service, service_of
+from corral.api.service import service_of
 from corral.ids import Token
 from corral.ports import Tokenizer
 
@@ -35,12 +35,8 @@ async def apply_template(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """How many tokens a chat request's prompt has."""
     service = service_of(request)
-    n_tokens = await read_body(request, lambda fields: _count(fields, service))
+    n_tokens = await read_body(request, lambda fields: count_tokens(fields, service))
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
-
-
-def _count(fields: Fields, service: Service) -> int:
-    return len(service.chat.tokens(render_chat(fields, service)[1]))
 
 
 def _tokenize(fields: Fields, tokenizer: Tokenizer) -> list[object]:

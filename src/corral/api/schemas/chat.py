@@ -19,6 +19,13 @@ from corral.ports import Rollback
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
 
+_CHAT_NAMES = """
+add_generation_prompt continue_final_message echo functions logprobs max_completion_tokens n n_cmpl n_predict n_probs
+response_format stop top_logprobs
+"""
+CHAT_ONLY = frozenset(_CHAT_NAMES.split())
+"""Fields that dialects besides OpenAI's chat do not have, or have by another name."""
+
 _FORMATS: dict[str, ReasoningFormat] = {
     "none": "none",
     "auto": "auto",
@@ -59,6 +66,11 @@ def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered
     """The request and its prompt. Raises InvalidRequest."""
     request = _read_request(fields, service)
     return request, service.chat.render(request)
+
+
+def count_tokens(fields: Fields, service: Service) -> int:
+    """The length of a chat request's prompt. Raises InvalidRequest."""
+    return len(service.chat.tokens(render_chat(fields, service)[1]))
 
 
 def _read_request(fields: Fields, service: Service) -> ChatRequest:

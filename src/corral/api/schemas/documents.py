@@ -142,6 +142,26 @@ class TemplateRequest(ChatFields):
     model_config = ConfigDict(json_schema_extra={"example": {"messages": [{"role": "user", "content": "Hello"}]}})
 
 
+class MessagesRequest(BaseModel):
+    """POST /v1/messages; the sampling fields of the other routes are read, too."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"max_tokens": 64, "messages": [{"role": "user", "content": "What is a llama?"}]}}
+    )
+    model: str = Field("", description="Not used: there is one model.")
+    messages: list[dict[str, Any]] = Field(description="Roles user and assistant; content is text or blocks.")
+    system: str | list[dict[str, Any]] | None = None
+    max_tokens: int = Field(4096, ge=1)
+    stop_sequences: list[str] = []
+    stream: bool = False
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    tools: list[dict[str, Any]] = Field([], description="Objects with name, description and input_schema.")
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = Field(None, description="type: enabled, adaptive or disabled.")
+
+
 class TokenizeRequest(BaseModel):
     """POST /tokenize."""
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import orjson
 
 from corral.errors import InvalidRequest
 
+Json = dict[str, object]
+
 INT_MAX = 2**31 - 1
+MAX_DEPTH = 200
+"""How deep a body may nest: what works on bodies recurses."""
 _LONG = 10**15
 """Numbers from here on are shown with an exponent."""
 
@@ -22,7 +26,19 @@ def parse_object(raw: bytes) -> dict[str, object]:
         raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
     if not isinstance(body, dict):
         raise InvalidRequest(f"the request body must be a JSON object, but is {type_name(body)}")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(body):
+        raise InvalidRequest(f"the request body nests more than {MAX_DEPTH} levels deep")
     return body
+
+
+def _is_deep(body: dict[str, object]) -> bool:
+    level: list[dict[str, object] | list[object]] = [body]
+    for _ in range(MAX_DEPTH):
+        groups = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [child for group in groups for child in group if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def type_name(value: object) -> str:
@@ -35,6 +51,13 @@ def type_name(value: object) -> str:
 
 def wrong_type(name: str, wanted: str, value: object) -> InvalidRequest:
     return InvalidRequest(f"Field '{name}': type must be {wanted}, but is {type_name(value)}")
+
+
+def member_object(value: object, name: str) -> Json:
+    """Raises InvalidRequest unless ``value`` is an object."""
+    if not isinstance(value, dict):
+        raise wrong_type(name, "object", value)
+    return value
 
 
 def _shown(value: float) -> str:
@@ -60,6 +83,10 @@ class Fields:
     def with_default(self, name: str, value: object) -> Fields:
         """The same object, with another value for a member that is not there."""
         return Fields({name: value, **self._body})
+
+    def without(self, names: Collection[str]) -> Json:
+        """The members that are not among ``names``."""
+        return {name: value for name, value in self._body.items() if name not in names}
 
     def value(self, name: str) -> object:
         return self._body.get(name)
@@ -117,6 +144,10 @@ class Fields:
         if value is not None and not isinstance(value, list):
             raise wrong_type(name, "array", value)
         return value
+
+    def objects(self, name: str) -> list[dict[str, object]]:
+        """An array of objects; empty if it is not there."""
+        return [member_object(item, f"{name}.{i}") for i, item in enumerate(self.array(name) or ())]
 
     def object(self, name: str) -> dict[str, object] | None:
         value = self._body.get(name)

@@ -57,6 +57,25 @@ class InputTokens(BaseModel):
     object: Literal["response.input_tokens"]
 
 
+class MessageTokens(BaseModel):
+    """How long the prompt of a Messages request is."""
+
+    input_tokens: int
+
+
+class MessageReply(BaseModel):
+    """The reply of POST /v1/messages; ``input_tokens`` of its usage are those that had to be computed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+
+
 class TimingsReply(BaseModel):
     """Counts and milliseconds; ``cache_n + prompt_n`` is the prompt's length."""
 

@@ -1,0 +1,114 @@
+"""A reply as a row of blocks, thoughts, text and calls, each of which opens, grows and closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from corral.chat.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from corral.chat.formats.base import Reader
+from corral.chat.jobs import Rendered
+
+Kind = Literal["thoughts", "text", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """Number ``index`` of the reply. ``id`` and ``name`` are a call's; its text are the arguments."""
+
+    index: int
+    kind: Kind
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """``text`` was added; never empty."""
+
+    block: Block
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    block: Block
+
+
+Step = Opened | Grew | Closed
+
+
+class BlockReader:
+    """The blocks of one reply as its text comes. One is open at most, the last of ``blocks``."""
+
+    def __init__(self, rendered: Rendered) -> None:
+        self.blocks: list[Block] = []
+        self._reader: Reader | None = None if rendered.is_plain else rendered.reader(streams=False)
+        self._is_open = False
+
+    def feed(self, text: str) -> list[Step]:
+        if self._reader is None:
+            return self._steps([Content(text)])
+        return self._steps(self._reader.feed(text))
+
+    def finish(self) -> list[Step]:
+        """The reply is over: what was held back, and the end of the last block."""
+        rest = [] if self._reader is None else self._reader.finish()
+        return [*self._steps(rest), *self._close()]
+
+    @property
+    def n_calls(self) -> int:
+        return sum(block.kind == "call" for block in self.blocks)
+
+    def _steps(self, deltas: Iterable[Delta]) -> list[Step]:
+        return [step for delta in deltas for step in self._step(delta)]
+
+    def _step(self, delta: Delta) -> list[Step]:
+        match delta:
+            case CallStart(_, call_id, name):
+                return self._open("call", call_id, name)
+            case CallArguments(_, text):
+                return self._grow("call", text)
+            case Reasoning(text):
+                return self._grow("thoughts", text)
+            case Content(text):
+                return self._grow("text", text)
+
+    def _grow(self, kind: Kind, text: str) -> list[Step]:
+        is_there = self._is_open and self.blocks[-1].kind == kind
+        steps = [] if is_there else self._open(kind)
+        block = self.blocks[-1]
+        block.pieces.append(text)
+        return [*steps, Grew(block, text)]
+
+    def _open(self, kind: Kind, call_id: str = "", name: str = "") -> list[Step]:
+        closed = self._close()
+        block = Block(len(self.blocks), kind, call_id, name)
+        self.blocks.append(block)
+        self._is_open = True
+        return [*closed, Opened(block)]
+
+    def _close(self) -> list[Step]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [Closed(self.blocks[-1])]
+
+
+def read_blocks(rendered: Rendered, text: str) -> list[Block]:
+    """The blocks of a whole reply."""
+    reader = BlockReader(rendered)
+    reader.feed(text)
+    reader.finish()
+    return reader.blocks

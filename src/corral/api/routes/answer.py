@@ -1,0 +1,56 @@
+"""From a request that was read to its reply, for all routes that complete."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from corral.api.job import Job, make_job
+from corral.api.reply import BeforeEnd, Dialect, StreamReply, WholeReply
+from corral.api.request_log import REQUEST_ID, LoggedDialect
+from corral.api.schemas.chat import Chat, read_chat
+from corral.api.schemas.fields import Fields
+from corral.api.schemas.params import Params
+from corral.api.schemas.prompt import Prompt
+from corral.api.service import Service, cache_key, tenant_of
+
+
+def read_checked_chat(fields: Fields, service: Service) -> Chat:
+    """Raises InvalidRequest, also for a grammar or constraint that does not work."""
+    asked = read_chat(fields, service)
+    sampling = asked.params.sampling
+    service.runtime.model.check_grammar(sampling.grammar)
+    if sampling.constraint is not None:
+        service.runtime.model.new_matcher(sampling.constraint)
+    return asked
+
+
+def chat_job(request: Request, service: Service, asked: Chat) -> Job:
+    return make_request_job(request, service, [asked.prompt], asked.params, asked.borders)
+
+
+def make_request_job(
+    request: Request, service: Service, prompts: list[Prompt], params: Params, borders: tuple[int, ...] = ()
+) -> Job:
+    """The tasks of a request, under the prefixes, the share and the priority of its API key."""
+    return make_job(
+        prompts,
+        params,
+        engine=service.runtime.engine,
+        tokenizer=service.runtime.model.tokenizer,
+        model=service.model,
+        key=cache_key(request, params.cache_salt),
+        tenant=tenant_of(request),
+        special=service.defaults.special,
+        borders=borders,
+        adapters=service.adapters.chosen(params.lora),
+    )
+
+
+def answer(
+    request: Request, service: Service, job: Job, dialect: Dialect, before_end: BeforeEnd | None = None
+) -> Response:
+    """The reply, which runs the job when it is sent."""
+    reply = StreamReply if job.params.stream else WholeReply
+    logged = LoggedDialect(dialect, request.scope.get(REQUEST_ID, job.id))
+    return reply(job, logged, service.runtime.engine, before_end)
