@@ -21,6 +21,7 @@ class Deferral(Enum):
     NO_CELLS = "no room in the KV cache"
     FROM_DISK = "its prefix is being read from disk"
     NO_BUDGET = "the step is full"
+    COMPANY = "the prompts that came with it are not done"
     OTHER_ADAPTERS = "another set of adapters has its turn"
 
 

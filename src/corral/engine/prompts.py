@@ -13,6 +13,12 @@ from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId
 from corral.ops import Span
 
+COMPANY_MS = 50.0
+"""Prompts that began within so long of each other came together."""
+
+COMPANY = 3.5
+"""A prompt waits at its last token for those that came with it, if their rest takes less than so many times its own."""
+
 STRETCH = 2.0
 """Prompts are served by the time at which they would be done if the machine were shared among this many."""
 
@@ -33,7 +39,14 @@ class Prompt:
         n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
         self.adapters = adapters_at(want.task, want.tokens, self.pos0)
         self.turn = (-want.urgency, draft.view.shares.counter(want.task))
-        self.deadline_ms = age_ms + STRETCH * draft.view.cost.prefill_ms(n_new)
+        self.own_ms = draft.view.cost.prefill_ms(n_new)
+        self.admitted_ms = age_ms
+        self.deadline_ms = age_ms + STRETCH * self.own_ms
+
+    @property
+    def n_rest(self) -> int:
+        """Tokens to its end."""
+        return len(self.want.tokens) - self.pos0
 
 
 def plan_prompts(draft: Draft) -> None:
@@ -50,9 +63,12 @@ def plan_prompts(draft: Draft) -> None:
     n_budget = _room(draft, prompts, _step_budget(draft, prompts))
     prompts = [p for p in prompts if p.want.slot not in draft.parked]
     is_watched = draft.spans or draft.others_stream
-    chunks = _beside_running(draft, prompts, n_budget) if is_watched else _alone(prompts, n_budget)
+    chunks = _beside_running(draft, prompts, n_budget) if is_watched else _alone(draft, prompts, n_budget)
     for prompt, n in zip(prompts, chunks, strict=False):
-        _add_chunk(draft, prompt, n)
+        if n:
+            _add_chunk(draft, prompt, n)
+        else:
+            draft.deferrals[prompt.want.task.id] = Deferral.COMPANY
     for prompt in prompts[len(chunks) :]:
         draft.deferrals[prompt.want.task.id] = Deferral.NO_BUDGET
 
@@ -103,15 +119,33 @@ def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
     return max(0, min(n_wanted, n_available(draft) - len(draft.spans)))
 
 
-def _alone(prompts: list[Prompt], n_budget: int) -> list[int]:
-    """Nobody generates: one prompt after the other, as far as the budget goes."""
+def _alone(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[int]:
+    """Nobody generates: one prompt after the other, as far as the budget goes.
+
+    The first that is done would generate, and the others' chunks would be cut small for its sake: who came together is
+    better off to finish together. So their last tokens wait for each other.
+    """
     chunks: list[int] = []
     for prompt in prompts:
         if n_budget <= 0:
             break
         chunks.append(min(prompt.n_left, n_budget))
         n_budget -= chunks[-1]
-    return chunks
+    late = [(p, p.n_rest - n) for p, n in zip(prompts, [*chunks, *[0] * len(prompts)], strict=False) if n < p.n_rest]
+    patient = [
+        n - (n == prompt.n_rest and _waits_for(draft, prompt, late)) for prompt, n in zip(prompts, chunks, strict=False)
+    ]
+    return patient if any(patient) else chunks
+
+
+def _waits_for(draft: Draft, prompt: Prompt, late: list[tuple[Prompt, int]]) -> bool:
+    """``late``: prompts with the tokens they still have after this step."""
+    rest_ms = sum(
+        draft.view.cost.prefill_ms(n)
+        for other, n in late
+        if other.turn[0] == prompt.turn[0] and abs(other.admitted_ms - prompt.admitted_ms) <= COMPANY_MS
+    )
+    return 0 < rest_ms <= COMPANY * prompt.own_ms
 
 
 def _beside_running(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[int]:

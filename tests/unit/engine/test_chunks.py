@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.props.engine_machine import PATIENT, Player, Setup, Submit
 
-from corral.engine.chunks import PATIENCE, Pending, choose_chunks
+from corral.engine.chunks import PATIENCE, Pending, choose_chunks, n_given_back
 from corral.engine.cost import N_TILED, PRIOR, CostModel, Features, Part, features
 from corral.ids import RowId
 from corral.ports import MemoryTraits
@@ -126,3 +126,11 @@ def test_n4_running_streams_keep_their_pace_beside_a_long_prompt(unified: bool) 
     assert max(b - a for a, b in pairwise(times_ms)) <= target_ms
     assert len(times_ms) < 15, "the chunks are smaller than the target asks for"
     player.drain()
+
+
+def test_where_each_row_has_its_stream_others_do_not_fill_its_tile() -> None:
+    """Four conversations return at once: what the first gives back is of no use to the second."""
+    cost = cost_model(unified=False)
+    cost.weights = PRIOR._replace(seen=4 * PRIOR.seen)
+    alone, beside = (n_given_back(cost, 700, 20, n_beside) for n_beside in (0, 65))
+    assert alone == beside == N_TILED - 19

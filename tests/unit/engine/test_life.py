@@ -199,9 +199,28 @@ def test_the_oracle_of_these_tests_cuts_at_a_stop_string() -> None:
 @MEMORIES
 def test_s22_the_pass_that_ends_a_prompt_gives_its_first_token_and_no_other_row_is_drawn_from(unified: bool) -> None:
     player = Player(Setup(unified, n_slots=2, n_ctx=100, n_batch=8, n_ubatch=8))
-    short, long = (player.submit(Submit(stem=i, n_prompt=n, n_predict=9))[0] for i, n in ((0, 8), (1, 30)))
+    short, long = (player.submit(Submit(stem=i, n_prompt=n, n_predict=9))[0] for i, n in ((0, 8), (1, 60)))
     player.step()
     states = {s.task.id: (s.state, s.n_decoded) for s in player.engine.snapshot.slots if s.task}
     assert states[short] == (SlotState.GENERATING, 1)
     assert states[long] == (SlotState.PROCESSING_PROMPT, 0)
     player.drain()
+
+
+def test_prompts_that_come_together_are_done_together() -> None:
+    """The first to be done would generate, and the others' chunks would be cut small for its sake."""
+    player = Player(Setup(n_slots=3, n_ctx=100, n_spare=3, n_batch=32, n_ubatch=16))
+    tasks = [player.submit(Submit(stem=i, n_prompt=25, n_predict=4))[0] for i in range(3)]
+    generated: list[set[int]] = []
+    while len(player.finished) < 3:
+        player.step()
+        generated.append({s.task.id for s in player.engine.snapshot.slots if s.task and s.n_decoded})
+    assert next(found for found in generated if found) == set(tasks)
+
+
+def test_a_prompt_does_not_wait_for_one_that_is_much_longer() -> None:
+    player = Player(Setup(n_slots=2, n_ctx=200, n_spare=3, n_batch=16, n_ubatch=8))
+    short, _ = (player.submit(Submit(stem=i, n_prompt=n, n_predict=4))[0] for i, n in enumerate((8, 150)))
+    player.until(lambda: any(s.n_decoded for s in player.engine.snapshot.slots))
+    (first,) = [s.task.id for s in player.engine.snapshot.slots if s.task and s.n_decoded]
+    assert first == short

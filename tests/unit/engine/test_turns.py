@@ -80,7 +80,7 @@ def test_s18_streams_of_different_adapters_take_turns_within_the_target(unified:
 def test_s18_where_one_step_takes_longer_than_a_run_each_set_has_one_step() -> None:
     player = Watching(Setup(n_slots=3, n_ctx=100, n_spare=3, itl_target_ms=1.0))
     for i, adapters in enumerate((A, B, ())):
-        n_prompt = next(n for n in range(4, 60) if len(alone(STEMS[i][:n], 30, GREEDY, adapters, 0)) == 30)
+        n_prompt = next(n for n in range(4, 60) if len(alone(STEMS[i][:n], 30, GREEDY, adapters, 0)[0]) == 30)
         player.submit(Submit(stem=i, n_prompt=n_prompt, n_predict=30, adapters=adapters))
     player.until(lambda: len(player.finished) == 1)
     assert len(player.sets) > 60
