@@ -124,7 +124,8 @@ class ApiKey:
 class ServerConfig:
     """How the HTTP side behaves. Names follow llama-server's flags.
 
-    ``shared_cache``: requests of different API keys meet each other's prefixes.
+    ``shared_cache``: requests of different API keys meet each other's prefixes. ``responses_store``: the file in which
+    the newest ``responses_store_max`` responses are kept, None for none.
     """
 
     host: str = "127.0.0.1"
@@ -141,6 +142,8 @@ class ServerConfig:
     slot_save_path: Path | None = None
     cache_show_text: bool = False
     pins: tuple[dict[str, object], ...] = ()
+    responses_store: Path | None = None
+    responses_store_max: int = 1000
     cors_origins: str = "*"
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"

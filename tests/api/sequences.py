@@ -113,3 +113,119 @@ class MessageStream:
     def _error(self, event: Json) -> None:
         assert event["error"]["type"].endswith("_error") and event["error"]["message"]
         self.error = event["error"]
+
+
+class ResponseStream:
+    """OpenAI's rules for Responses. ``response`` is the final object, ``items`` those that the events added up to."""
+
+    ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+    def __init__(self, text: str) -> None:
+        self.response: Json = {}
+        self.items: list[Json] = []
+        self._item: Json | None = None
+        self._pieces: list[str] = []
+        self._has_part = self._is_text_done = self._is_part_done = False
+        events = named_events(text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        names = [event["type"] for event in events]
+        assert names[:2] == ["response.created", "response.in_progress"] and names[-1] in self.ENDS
+        self._first = [event["response"] for event in events[:2]]
+        for response in self._first:
+            assert response["status"] == "in_progress" and response["output"] == [] and response["usage"] is None
+            assert response["id"].startswith("resp_") and response["created_at"] and response["model"]
+        for event in events[2:-1]:
+            getattr(self, "_" + event["type"].removeprefix("response.").replace(".", "_"))(event)
+        self._end(events[-1])
+
+    def _output_item_added(self, event: Json) -> None:
+        assert self._item is None, "an item is added before the last one is done"
+        assert event["output_index"] == len(self.items)
+        item = event["item"]
+        assert item["status"] == "in_progress"
+        assert item["id"] not in [other["id"] for other in self.items]
+        if item["type"] == "function_call":
+            assert item["arguments"] == "" and item["name"] and item["call_id"]
+        else:
+            assert item["content"] == []
+        self._item, self._pieces = item, []
+        self._has_part = self._is_text_done = self._is_part_done = False
+
+    def _placed(self, event: Json, *, has_content: bool = True) -> Json:
+        assert self._item is not None
+        assert (event["item_id"], event["output_index"]) == (self._item["id"], len(self.items))
+        assert event.get("content_index") == (0 if has_content else None)
+        return self._item
+
+    def _content_part_added(self, event: Json) -> None:
+        item = self._placed(event)
+        assert not self._has_part and item["type"] in ("message", "reasoning") and event["part"]["text"] == ""
+        self._has_part = True
+
+    def _text_delta(self, event: Json, kind: str) -> None:
+        has_content = kind != "function_call"
+        item = self._placed(event, has_content=has_content)
+        assert item["type"] == kind and not self._is_text_done and event["delta"]
+        assert self._has_part == has_content
+        self._pieces.append(event["delta"])
+
+    def _output_text_delta(self, event: Json) -> None:
+        self._text_delta(event, "message")
+        assert event["logprobs"] == []
+
+    def _reasoning_text_delta(self, event: Json) -> None:
+        self._text_delta(event, "reasoning")
+
+    def _function_call_arguments_delta(self, event: Json) -> None:
+        self._text_delta(event, "function_call")
+
+    def _text_is_done(self, event: Json, key: str) -> None:
+        self._placed(event, has_content=key == "text")
+        assert event[key] == "".join(self._pieces)
+        self._is_text_done = True
+
+    def _output_text_done(self, event: Json) -> None:
+        self._text_is_done(event, "text")
+
+    def _reasoning_text_done(self, event: Json) -> None:
+        self._text_is_done(event, "text")
+
+    def _function_call_arguments_done(self, event: Json) -> None:
+        self._text_is_done(event, "arguments")
+        assert self._item is not None and event["name"] == self._item["name"]
+
+    def _content_part_done(self, event: Json) -> None:
+        self._placed(event)
+        assert self._is_text_done and event["part"]["text"] == "".join(self._pieces)
+        self._is_part_done = True
+
+    def _output_item_done(self, event: Json) -> None:
+        item, started = event["item"], self._item
+        assert started is not None and self._is_text_done and event["output_index"] == len(self.items)
+        assert self._is_part_done == self._has_part
+        text = "".join(self._pieces)
+        same = ("id", "type", "call_id", "name", "role")
+        assert [item.get(key) for key in same] == [started.get(key) for key in same]
+        assert item["status"] in ("completed", "incomplete")
+        assert (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]) == text
+        self.items.append(item)
+        self._item = None
+
+    def _end(self, event: Json) -> None:
+        response = self.response = event["response"]
+        assert response["status"] == event["type"].removeprefix("response.")
+        assert all(response[key] == first[key] for first in self._first for key in ("id", "created_at", "model"))
+        if response["status"] == "failed":
+            assert response["error"]["code"] and response["error"]["message"]
+            return
+        assert self._item is None and response["output"] == self.items
+        assert response["error"] is None
+        is_cut = response["status"] == "incomplete"
+        assert response["incomplete_details"] == ({"reason": "max_output_tokens"} if is_cut else None)
+        assert all(item["status"] == "completed" for item in self.items[: -1 if is_cut else None])
+        if is_cut and self.items:
+            assert self.items[-1]["status"] == "incomplete"
+        usage = response["usage"]
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+        assert usage["input_tokens_details"]["cached_tokens"] <= usage["input_tokens"]
+        assert usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"]

@@ -10,7 +10,18 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes import adapters, anthropic, cache, completion, info, metrics, slot_files, slots, tokens
+from corral.api.routes import (
+    adapters,
+    anthropic,
+    cache,
+    completion,
+    info,
+    metrics,
+    responses,
+    slot_files,
+    slots,
+    tokens,
+)
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
@@ -77,6 +88,25 @@ ROUTES = (
         doc.TemplateRequest,
         reply.InputTokens,
     ),
+    Route(
+        "POST",
+        ("/v1/responses", "/responses"),
+        responses.responses,
+        "responses",
+        doc.ResponsesRequest,
+        reply.ResponseReply,
+        streams=True,
+    ),
+    Route(
+        "POST",
+        ("/v1/responses/input_tokens", "/responses/input_tokens"),
+        responses.count_response_tokens,
+        "responses",
+        doc.ResponsesRequest,
+        reply.InputTokens,
+    ),
+    Route("GET", ("/v1/responses/{id}",), responses.get_response, "responses", reply=reply.ResponseReply),
+    Route("DELETE", ("/v1/responses/{id}",), responses.delete_response, "responses"),
     Route(
         "POST",
         ("/v1/messages",),

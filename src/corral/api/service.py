@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
+from corral.api.response_store import ResponseStore
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
 from corral.chat.jobs import ChatModel
@@ -72,13 +73,15 @@ class Service:
     model: str
     started_s: float
     adapters: DefaultAdapters
+    responses: ResponseStore | None = None
     scrapes: Scrapes = field(default_factory=Scrapes)
 
     @staticmethod
     def of(runtime: Runtime, server: ServerConfig, defaults: Defaults) -> Service:
         """Derive what routes need.
 
-        Raises LoadError if the chat template does not compile, or the default sampling does not suit the model.
+        Raises LoadError if the chat template does not compile, the default sampling does not suit the model, or the
+        file for responses cannot be used.
         """
         try:
             runtime.check_sampling(defaults.sampling)
@@ -87,7 +90,17 @@ class Service:
         info = runtime.model.info
         model = min(server.alias) if server.alias else info.path or info.name
         adapters = DefaultAdapters({adapter.id: adapter.scale for adapter in runtime.model.adapters})
-        return Service(runtime, server, defaults, _chat_model(runtime, server), model, time.time(), adapters)
+        chat, responses = _chat_model(runtime, server), _response_store(server)
+        return Service(runtime, server, defaults, chat, model, time.time(), adapters, responses)
+
+
+def _response_store(server: ServerConfig) -> ResponseStore | None:
+    """Raises LoadError."""
+    if server.responses_store is None:
+        return None
+    store = ResponseStore(server.responses_store, server.responses_store_max)
+    store.open()
+    return store
 
 
 def _chat_model(runtime: Runtime, server: ServerConfig) -> ChatModel:

@@ -150,6 +150,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--slot-save-path", k.FOLDER, None, "folder of slot files: enables POST /slots/{id}"),
         _flag("--cache-show-text", k.SWITCH, False, "GET /cache shows texts of users, of all keys"),
         _flag("--pin-file", k.PINS, (), "prompts to keep from the start: bodies of POST /cache/pin, one a line"),
+        _flag("--responses-store", k.PATH, None, "SQLite file of responses: enables previous_response_id"),
+        _flag("--responses-store-max", k.integer(1), 1000, "responses that it keeps; the oldest go first"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),

@@ -161,6 +161,8 @@ def _server(args: Parsed) -> ServerConfig:
         slot_save_path=args["slot_save_path"],
         cache_show_text=args["cache_show_text"],
         pins=args["pin_file"],
+        responses_store=args["responses_store"],
+        responses_store_max=args["responses_store_max"],
         cors_origins=args["cors_origins"],
         cors_methods=args["cors_methods"],
         cors_headers=args["cors_headers"],

@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Longer bodies are parsed and tokenised by a worker thread: they would hold up everybody's tokens."""
-SLOW = (b'"grammar"', b'"tools"')
-"""So are bodies with a grammar or tools, whose check takes time."""
+SLOW = (b'"grammar"', b'"tools"', b'"previous_response_id"')
+"""So are bodies with a grammar or tools, whose check takes time, and those that need what a file holds."""
 
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:

@@ -162,6 +162,27 @@ class MessagesRequest(BaseModel):
     thinking: dict[str, Any] | None = Field(None, description="type: enabled, adaptive or disabled.")
 
 
+class ResponsesRequest(BaseModel):
+    """POST /v1/responses; the sampling fields of the other routes are read, too."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"input": "What is a llama?", "max_output_tokens": 64}})
+    model: str = Field("", description="Not used: there is one model.")
+    input: str | list[dict[str, Any]] = Field(
+        description="Text, or items: message, reasoning, function_call, function_call_output."
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    previous_response_id: str | None = Field(None, description="Needs --responses-store.")
+    store: bool = True
+    stream: bool = False
+    temperature: float = 0.8
+    top_p: float = 0.95
+    tools: list[dict[str, Any]] = Field([], description="Functions; other types are never called.")
+    tool_choice: str | dict[str, Any] = "auto"
+    text: dict[str, Any] | None = Field(None, description="format: text, json_object or json_schema.")
+    reasoning: dict[str, Any] | None = Field(None, description="effort.")
+
+
 class TokenizeRequest(BaseModel):
     """POST /tokenize."""
 

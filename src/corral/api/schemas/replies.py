@@ -76,6 +76,21 @@ class MessageReply(BaseModel):
     usage: dict[str, int]
 
 
+class ResponseReply(BaseModel):
+    """The reply of POST /v1/responses."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
 class TimingsReply(BaseModel):
     """Counts and milliseconds; ``cache_n + prompt_n`` is the prompt's length."""
 

@@ -1,0 +1,159 @@
+"""OpenAI's Responses format: POST /v1/responses."""
+
+from __future__ import annotations
+
+import time
+
+from corral.api.dialects.blocks import Block, BlockReader, Closed, Grew, Opened, Step, read_blocks
+from corral.api.dialects.items import empty_part, item_id, item_json, part_json
+from corral.api.dialects.parts import Json, timings_json
+from corral.api.dialects.sse import ServerSentEvents, named_event
+from corral.api.job import Job
+from corral.chat.jobs import Rendered
+from corral.errors import CorralError, InvalidRequest
+from corral.events import Chunk, Event, Finished, Started, StopReason
+
+
+class ResponsesDialect(ServerSentEvents):
+    """``response`` objects and their events, numbered. An item is done before the next one is added.
+
+    ``repeated`` is what of the request the reply shows. ``reply`` is the final object, once it is known.
+    """
+
+    def __init__(self, job: Job, rendered: Rendered, repeated: Json) -> None:
+        self._job = job
+        self._rendered = rendered
+        self._reader = BlockReader(rendered)
+        self._key = job.id.rpartition("-")[2]
+        sampling = job.params.sampling
+        self._repeated = {**repeated, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        self._n_events = 0
+        self._timings: Json = {}
+        self.reply: Json = {}
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self._key}"
+
+    def feed(self, events: list[Event]) -> bytes:
+        return b"".join([self._event(event) for event in events])
+
+    def tail(self) -> bytes:
+        return self._tell(f"response.{self.reply['status']}", {"response": self.reply, "timings": self._timings})
+
+    def fail(self, error: CorralError) -> bytes:
+        code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
+        output = [self._item(block, "incomplete") for block in self._reader.blocks]
+        failed = self._response("failed", output) | {"error": {"code": code, "message": str(error)}}
+        return self._begin() + self._tell("response.failed", {"response": failed})
+
+    def whole(self, results: list[Finished]) -> object:
+        (result,) = results
+        self._end(result, read_blocks(self._rendered, result.text))
+        return {**self.reply, "timings": self._timings}
+
+    def _event(self, event: Event) -> bytes:
+        if type(event) is Chunk:
+            return self._told(self._reader.feed(event.text), "completed")
+        if type(event) is Started:
+            return self._begin()
+        if type(event) is Finished:
+            status = _status(event)
+            rest = self._begin() + self._told(self._reader.finish(), status)
+            self._end(event, self._reader.blocks)
+            return rest
+        return b""
+
+    def _begin(self) -> bytes:
+        if self._n_events:
+            return b""
+        response = self._response("in_progress", [])
+        return b"".join(self._tell(f"response.{name}", {"response": response}) for name in ("created", "in_progress"))
+
+    def _end(self, result: Finished, blocks: list[Block]) -> None:
+        status = _status(result)
+        output = [self._item(block, "completed") for block in blocks[:-1]]
+        output += [self._item(block, status) for block in blocks[-1:]]
+        self.reply = self._response(status, output) | {"usage": self._usage(result, blocks)}
+        self._timings = timings_json(result.timings)
+        if status == "completed":
+            self.reply["completed_at"] = int(time.time())
+        else:
+            self.reply["incomplete_details"] = {"reason": "max_output_tokens"}
+
+    def _told(self, steps: list[Step], status: str) -> bytes:
+        """``status``: of the item that is done last."""
+        n_closed = sum(type(step) is Closed for step in steps)
+        told = []
+        for step in steps:
+            n_closed -= type(step) is Closed
+            told.append(self._step(step, status if n_closed == 0 else "completed"))
+        return b"".join(told)
+
+    def _step(self, step: Step, status: str) -> bytes:
+        match step:
+            case Opened(block):
+                item = item_json(block, item_id(block, self._key), "in_progress")
+                added = self._tell("response.output_item.added", {"output_index": block.index, "item": item})
+                return added + self._part("added", block, empty_part(block))
+            case Grew(block, text):
+                return self._of_text(block, "delta", {"delta": text})
+            case Closed(block):
+                before = self._text_done(block) + self._part("done", block, part_json(block))
+                item = self._item(block, status)
+                return before + self._tell("response.output_item.done", {"output_index": block.index, "item": item})
+
+    def _text_done(self, block: Block) -> bytes:
+        if block.kind == "call":
+            return self._of_text(block, "done", {"name": block.name, "arguments": block.text})
+        return self._of_text(block, "done", {"text": block.text})
+
+    def _of_text(self, block: Block, what: str, body: Json) -> bytes:
+        name = {"thoughts": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}[block.kind]
+        if block.kind == "text":
+            body = {**body, "logprobs": []}
+        return self._tell(f"response.{name}.{what}", {**self._place(block), **body})
+
+    def _part(self, what: str, block: Block, part: Json | None) -> bytes:
+        return self._tell(f"response.content_part.{what}", {**self._place(block), "part": part}) if part else b""
+
+    def _place(self, block: Block) -> Json:
+        place: Json = {"item_id": item_id(block, self._key), "output_index": block.index}
+        return place if block.kind == "call" else {**place, "content_index": 0}
+
+    def _item(self, block: Block, status: str) -> Json:
+        return item_json(block, item_id(block, self._key), status, is_whole=True)
+
+    def _tell(self, name: str, body: Json) -> bytes:
+        self._n_events += 1
+        return named_event(name, {"sequence_number": self._n_events - 1, **body})
+
+    def _response(self, status: str, output: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._job.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._job.model,
+            "output": output,
+            **self._repeated,
+            "usage": None,
+        }
+
+    def _usage(self, result: Finished, blocks: list[Block]) -> Json:
+        n_input, n_output = self._job.n_prompt, result.timings.n_predicted
+        thoughts = "".join(block.text for block in blocks if block.kind == "thoughts")
+        n_thoughts = len(self._job.tokenizer.tokenize(thoughts, add_special=False, parse_special=False))
+        return {
+            "input_tokens": n_input,
+            "input_tokens_details": {"cached_tokens": result.timings.n_cached, "cache_write_tokens": 0},
+            "output_tokens": n_output,
+            "output_tokens_details": {"reasoning_tokens": min(n_thoughts, n_output)},
+            "total_tokens": n_input + n_output,
+        }
+
+
+def _status(result: Finished) -> str:
+    return "completed" if result.reason in (StopReason.EOS, StopReason.WORD) else "incomplete"

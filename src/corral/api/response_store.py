@@ -1,0 +1,77 @@
+"""Responses kept for ``previous_response_id``: a table in an SQLite file, with the newest so many of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from corral.api.schemas.fields import Json
+from corral.errors import LoadError
+from corral.ids import TenantId
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS responses (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+    reply BLOB NOT NULL, items BLOB NOT NULL
+)
+"""
+_BUSY_S = 5.0
+"""How long to wait for another process that writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``items`` are those of the whole conversation, the reply's own included."""
+
+    reply: Json
+    items: list[Json]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStore:
+    """Safe to use from several threads and processes: each call opens the file anew. Calls may take milliseconds."""
+
+    path: Path
+    n_max: int
+
+    def open(self) -> None:
+        """Make the file if it is not there, readable to its owner only. Raises LoadError if it cannot be used."""
+        try:
+            self.path.touch(mode=0o600)
+            with self._connected() as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute(_TABLE)
+        except (OSError, sqlite3.Error) as error:
+            raise LoadError(f"cannot keep responses in {self.path}: {error}") from None
+
+    def put(self, tenant: TenantId, stored: Stored) -> None:
+        """Keep a response under its id; the oldest beyond ``n_max`` go."""
+        row = (stored.reply["id"], tenant, orjson.dumps(stored.reply), orjson.dumps(stored.items))
+        with self._connected() as db:
+            number = db.execute("INSERT INTO responses (id, tenant, reply, items) VALUES (?, ?, ?, ?)", row).lastrowid
+            db.execute("DELETE FROM responses WHERE number <= ?", ((number or 0) - self.n_max,))
+
+    def get(self, tenant: TenantId, response_id: str) -> Stored | None:
+        """None if there is none of this tenant."""
+        with self._connected() as db:
+            query = "SELECT reply, items FROM responses WHERE id = ? AND tenant = ?"
+            row = db.execute(query, (response_id, tenant)).fetchone()
+        return None if row is None else Stored(orjson.loads(row[0]), orjson.loads(row[1]))
+
+    def delete(self, tenant: TenantId, response_id: str) -> bool:
+        """False if there was none of this tenant."""
+        with self._connected() as db:
+            query = "DELETE FROM responses WHERE id = ? AND tenant = ?"
+            return db.execute(query, (response_id, tenant)).rowcount > 0
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S)) as db:
+            db.execute("PRAGMA synchronous = NORMAL")
+            with db:
+                yield db

@@ -1,0 +1,117 @@
+"""The body of a Responses request, as the chat request that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from corral.api.schemas.chat import CHAT_ONLY
+from corral.api.schemas.fields import Fields, Json, wrong_type
+from corral.api.schemas.items import read_items, with_instructions
+from corral.errors import InvalidRequest
+
+_NAMES = """
+background conversation include input instructions max_output_tokens max_tool_calls messages metadata model
+previous_response_id prompt prompt_cache_key reasoning safety_identifier service_tier store text tools truncation user
+"""
+_REPLACED = CHAT_ONLY.union(_NAMES.split())
+_ABSENT = ("conversation", "prompt")
+
+Recall = Callable[[str], list[Json]]
+"""The items of the conversation up to a stored response, by its id. Raises InvalidRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesBody:
+    """A request, read. ``items`` are the whole conversation's, ``repeated`` what of the request its reply shows."""
+
+    chat: Fields
+    items: list[Json]
+    repeated: Json
+    store: bool
+
+
+def read_responses_body(fields: Fields, recall: Recall) -> ResponsesBody:
+    """The same in OpenAI's chat form; sampling fields stay as they are. Raises InvalidRequest."""
+    _refuse_absent(fields)
+    previous = fields.text("previous_response_id")
+    new = _input_items(fields.value("input"))
+    items = [*(recall(previous) if previous else ()), *new]
+    body = fields.without(_REPLACED)
+    body["messages"] = with_instructions(fields.text("instructions"), read_items(items))
+    if fields.value("max_output_tokens") is not None:
+        body["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1)
+    if tools := _functions(fields):
+        body["tools"] = tools
+    if body.get("tool_choice") is not None:
+        body["tool_choice"] = _choice(body["tool_choice"])
+    if effort := Fields(fields.object("reasoning") or {}).text("effort"):
+        body["reasoning_effort"] = effort
+    if wanted := _format(fields):
+        body["response_format"] = wanted
+    return ResponsesBody(Fields(body), items, _repeated(fields), fields.boolean("store", True))
+
+
+def _refuse_absent(fields: Fields) -> None:
+    for name in _ABSENT:
+        if fields.value(name) is not None:
+            raise InvalidRequest(f"Field '{name}': not supported; send the items as 'input'")
+    if fields.boolean("background"):
+        raise InvalidRequest("Field 'background': responses are not computed in the background; use 'stream'")
+
+
+def _input_items(value: object) -> list[Json]:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    if value is None or value == []:
+        raise InvalidRequest("'input' is required")
+    if not isinstance(value, list):
+        raise wrong_type("input", "string or array", value)
+    return Fields({"input": value}).objects("input")
+
+
+def _functions(fields: Fields) -> list[Json]:
+    """Only functions: tools that OpenAI's servers run do not exist here, and are never called."""
+    return [_function(tool) for tool in fields.objects("tools") if tool.get("type") == "function"]
+
+
+def _function(tool: Json) -> Json:
+    if isinstance(tool.get("function"), dict):
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def _choice(value: object) -> object:
+    """``allowed_tools`` is read as its mode."""
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return value.get("mode")
+    return value
+
+
+def _format(fields: Fields) -> Json | None:
+    wanted = Fields(fields.object("text") or {}).object("format")
+    if wanted is None or wanted.get("type") == "text":
+        return None
+    if wanted.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": {key: wanted.get(key) for key in ("name", "schema", "strict")}}
+    return {"type": Fields(wanted).text("type")}
+
+
+def _repeated(fields: Fields) -> Json:
+    return {
+        "background": False,
+        "instructions": fields.value("instructions"),
+        "max_output_tokens": fields.value("max_output_tokens"),
+        "max_tool_calls": None,
+        "metadata": fields.object("metadata") or {},
+        "parallel_tool_calls": fields.boolean("parallel_tool_calls", True),
+        "previous_response_id": fields.value("previous_response_id"),
+        "reasoning": {"effort": None, "summary": None, **(fields.object("reasoning") or {})},
+        "service_tier": "default",
+        "text": {"format": {"type": "text"}, **(fields.object("text") or {})},
+        "tool_choice": "auto" if fields.value("tool_choice") is None else fields.value("tool_choice"),
+        "tools": fields.objects("tools"),
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": fields.value("user"),
+    }
