@@ -64,8 +64,15 @@ class Engine:
 
     # --- from outside ----------------------------------------------------------------------------------------------
 
-    def submit(self, group: TaskGroup) -> None:
-        """Take a group in. What cannot be served is answered at once, by an event of the next ``step``."""
+    def now_ms(self) -> float:
+        """The engine's time; from any thread."""
+        return self._clock.now_ms()
+
+    def submit(self, group: TaskGroup, arrived_ms: float | None = None) -> None:
+        """Take a group in. What cannot be served is answered at once, by an event of the next ``step``.
+
+        ``arrived_ms``: when it came, now unless given; during a forward pass it waits to be taken in.
+        """
         books = self.books
         try:
             self._check(group)
@@ -81,7 +88,7 @@ class Engine:
         books.samplers.update(samplers)
         now_ms = self._clock.now_ms()
         books.shares.arrive(group[0], books.queued(), now_ms)
-        books.waiting.append(Waiting(group, now_ms))
+        books.waiting.append(Waiting(group, now_ms if arrived_ms is None else arrived_ms))
 
     def _check(self, group: TaskGroup) -> None:
         """Raises the error of a group that can never run, or not now."""

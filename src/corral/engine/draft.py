@@ -104,6 +104,7 @@ class Want:
     urgency: int = 0
     serial: int = NEWEST
     own_key: CacheKey | None = None
+    queued_ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -209,12 +210,13 @@ class Draft:
         self._n_snapshots += 1
         return SnapshotId(self.view.next_snapshot + self._n_snapshots - 1)
 
-    def admit(self, task: Task, slot: SlotId, urgency: int) -> None:
+    def admit(self, task: Task, slot: SlotId, urgency: int, queued_ms: float) -> None:
         """A task of the queue gets an idle slot."""
         self.admissions.append(Admission(task.id, slot, urgency))
         memory, tokens = self.view.slots[slot].memory, marked(task)
         own_key = inherited_key(memory, task, tokens, self.view.config.context_shift)
-        self.wants.append(Want(slot, task, tokens, 0, prefix_key(task), group_of(task), urgency, own_key=own_key))
+        key, group = prefix_key(task), group_of(task)
+        self.wants.append(Want(slot, task, tokens, 0, key, group, urgency, own_key=own_key, queued_ms=queued_ms))
 
     def resume(self, work: Generation, slot: SlotId, urgency: int) -> None:
         """A held task gets an idle slot: from here on the view shows it parked there."""
@@ -261,7 +263,8 @@ def want_of(slot: Slot) -> Want:
     """What a busy slot wants computed."""
     work = slot.work
     key, group = work.key, work.group
-    return Want(slot.id, work.task, work.tokens, work.n_decoded, key, group, work.urgency, work.serial, work.own_key)
+    age = (work.urgency, work.serial, work.own_key, work.queued_ms)
+    return Want(slot.id, work.task, work.tokens, work.n_decoded, key, group, *age)
 
 
 def standing(view: View, slot: Slot) -> tuple[int, float, int]:

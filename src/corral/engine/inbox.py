@@ -17,10 +17,11 @@ Sink = Callable[[list[Event]], None]
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """New groups; events of their tasks go to ``sink``."""
+    """New groups; events of their tasks go to ``sink``. ``arrived_ms`` of the engine's clock."""
 
     groups: tuple[TaskGroup, ...]
     sink: Sink
+    arrived_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Inbox:
         for message in self._messages:
             if isinstance(message, Submit):
                 groups = (tuple(t for t in group if t.id not in tasks) for group in message.groups)
-                message = Submit(tuple(g for g in groups if g), message.sink)
+                message = Submit(tuple(g for g in groups if g), message.sink, message.arrived_ms)
             elif isinstance(message, Act) and message.action.id in tasks:
                 continue
             kept.append(message)

@@ -14,7 +14,7 @@ from corral.ids import RowId, SlotId
 from corral.ops import Span
 
 COMPANY_MS = 50.0
-"""Prompts that began within so long of each other came together."""
+"""Prompts that arrived within so long of each other came together."""
 
 COMPANY = 3.5
 """A prompt waits at its last token for those that came with it, if their rest takes less than so many times its own."""
@@ -40,7 +40,6 @@ class Prompt:
         self.adapters = adapters_at(want.task, want.tokens, self.pos0)
         self.turn = (-want.urgency, draft.view.shares.counter(want.task))
         self.own_ms = draft.view.cost.prefill_ms(n_new)
-        self.admitted_ms = age_ms
         self.deadline_ms = age_ms + STRETCH * self.own_ms
 
     @property
@@ -143,7 +142,7 @@ def _waits_for(draft: Draft, prompt: Prompt, late: list[tuple[Prompt, int]]) -> 
     rest_ms = sum(
         draft.view.cost.prefill_ms(n)
         for other, n in late
-        if other.turn[0] == prompt.turn[0] and abs(other.admitted_ms - prompt.admitted_ms) <= COMPANY_MS
+        if other.turn[0] == prompt.turn[0] and abs(other.want.queued_ms - prompt.want.queued_ms) <= COMPANY_MS
     )
     return 0 < rest_ms <= COMPANY * prompt.own_ms
 

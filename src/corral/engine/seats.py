@@ -84,7 +84,7 @@ def _seat(draft: Draft, waiting: Waiting, urgency: int, free: list[Slot], idle: 
         slot = choose_slot(idle if i else free, tokens, draft.view.config.slot_prompt_similarity)
         idle.remove(slot)
         if waiting.generation is None:
-            draft.admit(task, slot.id, urgency)
+            draft.admit(task, slot.id, urgency, waiting.queued_ms)
         else:
             draft.resume(waiting.generation, slot.id, urgency)
 

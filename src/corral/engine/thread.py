@@ -73,7 +73,7 @@ class EngineThread:
 
     def submit(self, groups: Sequence[TaskGroup], sink: Sink) -> None:
         """Submit with a plain callback instead of a loop. Raises Unavailable if the engine is closing."""
-        if not self._inbox.put(Submit(tuple(groups), sink)):
+        if not self._inbox.put(Submit(tuple(groups), sink, self._engine.now_ms())):
             raise Unavailable("the server is shutting down", retry_after_s=10)
 
     async def act(self, action: SlotAction) -> SlotDone:
@@ -144,10 +144,10 @@ class EngineThread:
         messages = self._inbox.drain()
         for message in messages:
             match message:
-                case Submit(groups, sink):
+                case Submit(groups, sink, arrived_ms):
                     for group in groups:
                         self._sinks.update((task.id, sink) for task in group)
-                        self._engine.submit(group)
+                        self._engine.submit(group, arrived_ms)
                 case Act(action, sink):
                     self._sinks[action.id] = sink
                     self._engine.act(action)
