@@ -71,6 +71,7 @@ class ChatTemplate:
         # While probing nothing is adapted: assume everything.
         self.caps = Capabilities(*[True] * len(fields(Capabilities)))
         user: Message = {"role": "user", "content": _NEEDLE}
+        system: Message = {"role": "system", "content": _NEEDLE}
         ask: Message = {"role": "user", "content": "x"}
         thought: Message = {"role": "assistant", "content": "x", "reasoning_content": _NEEDLE}
         takes_objects = self._prints_members(ask)
@@ -79,7 +80,7 @@ class ChatTemplate:
         caps = Capabilities(
             supports_string_content=self._prints([user]),
             supports_typed_content=self._prints([typed(user)]),
-            supports_system_role=self._prints([{"role": "system", "content": _NEEDLE}, ask]),
+            supports_system_role=self._prints([system, ask]) or self._prints([typed(system), typed(ask)]),
             supports_tools=self._prints([ask], "probe_tool", tools=[_TOOL]),
             supports_tool_calls=self._prints([ask, _calls(either)], "probe_tool"),
             supports_parallel_tool_calls=self._prints([ask, _calls(either, either)], "probe_two"),

@@ -28,6 +28,11 @@ def function_id(index: int, name: str) -> str:
     return f"functions.{name}:{index}"
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a function: not if it holds what belongs to the format around it."""
+    return bool(text) and not set(text) & set('{}"<>')
+
+
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """The marks around thoughts. After an ``end`` text follows; ``ends_at_calls``: a call may end thoughts, too.

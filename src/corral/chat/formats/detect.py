@@ -59,7 +59,7 @@ _BY_MARK: tuple[tuple[str, CallFormat], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """Two formats of calls: which one it is shows at the mark."""
+    """Two formats of calls: what is not in the first is tried as the second."""
 
     first: CallFormat
     second: CallFormat
@@ -73,10 +73,11 @@ class Either:
         return self.first.bare
 
     def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
-        for mark in self.second.opens:
-            if (yield from cursor.starts(mark)):
-                return (yield from self.second.read(cursor, sink, tools))
-        return (yield from self.first.read(cursor, sink, tools))
+        if (yield from self.first.read(cursor, sink, tools)):
+            return True
+        cursor.undo()
+        cursor.begin()
+        return (yield from self.second.read(cursor, sink, tools))
 
 
 def detect_format(template: ChatTemplate) -> Format:

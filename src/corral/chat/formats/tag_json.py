@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
+from corral.chat.formats.base import is_name
 from corral.chat.tools import Tools
 
 
@@ -66,7 +67,7 @@ class TagJson:
         yield from cursor.accept(*self.id_before)
         word = yield from cursor.word((*self.id_mark, *self.name_end))
         name, call_id = self._split((word or "").strip(), (first_id or "").strip())
-        if not name or (self.only_known and name not in tools.by_name):
+        if not is_name(name) or (self.only_known and name not in tools.by_name):
             return False
         if (yield from cursor.accept(*self.id_mark)):
             call_id = ((yield from cursor.word(self.name_end)) or "").strip()

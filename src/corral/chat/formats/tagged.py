@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
+from corral.chat.formats.base import is_name
 from corral.chat.tools import Tools
 
 
@@ -69,7 +70,7 @@ class Tagged:
         if not (yield from cursor.accept(self.open)):
             return False
         name = ((yield from cursor.word((self.name_end, self.key, self.close))) or "").strip()
-        if not name or (self.only_known and name not in tools.by_name):
+        if not is_name(name) or (self.only_known and name not in tools.by_name):
             return False
         yield from cursor.accept(self.name_end)
         if self.tag_end and ((yield from self._attributes(cursor)) is None):

@@ -1,0 +1,95 @@
+"""From requests to prompts: tools for templates without them, budgets, continued messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.api.canned import INFO, ByteTokenizer
+
+from corral.chat.adapt import Message
+from corral.chat.conversation import Conversation
+from corral.chat.jobs import ChatModel, ChatRequest
+from corral.chat.template import ChatTemplate
+from corral.chat.tools import ToolChoice, read_tools
+from corral.errors import InvalidRequest
+
+TOOLS = read_tools([{"type": "function", "function": {"name": "add", "description": "Adds"}}])
+ASK: Message = {"role": "user", "content": "1 + 1?"}
+OPENS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+def model(source: str = "chatml") -> ChatModel:
+    return ChatModel(ChatTemplate(source, "", ""), INFO, ByteTokenizer())
+
+
+def talk(*messages: Message, continued: Message | None = None, part: Any = "content") -> Conversation:
+    return Conversation(messages, True, continued, part)
+
+
+def test_templates_without_tools_get_a_description() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said: Message = {"role": "assistant", "content": "So:", "tool_calls": [call]}
+    results: list[Message] = [{"role": "tool", "content": "2"}, {"role": "tool", "content": "3"}]
+    conversation = talk({"role": "system", "content": "Be kind."}, ASK, said, *results)
+    text = model().render(ChatRequest(conversation, TOOLS, ToolChoice("auto"))).text
+    assert text.startswith("<|im_start|>system\nBe kind.\n\nYou may call functions.")
+    assert '"name": "add", "description": "Adds"' in text
+    assert 'assistant\nSo:\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert "user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response><|im_end|>" in text
+
+
+def test_a_plain_chat_needs_no_reader() -> None:
+    assert model().render(ChatRequest(talk(ASK))).is_plain
+    assert not model().render(ChatRequest(talk(ASK), TOOLS, ToolChoice("auto"))).is_plain
+    assert not model(OPENS).render(ChatRequest(talk(ASK))).is_plain
+    assert model(OPENS).render(ChatRequest(talk(ASK), reasoning="none")).is_plain
+
+
+def test_a_prompt_that_opens_thoughts() -> None:
+    rendered = model(OPENS).render(ChatRequest(talk(ASK)))
+    assert rendered.expect.is_thinking and rendered.text.endswith("<think>\n")
+    ended = model(OPENS).render(ChatRequest(talk(ASK), budget=0, budget_message="Enough."))
+    assert ended.text.endswith("<think>\nEnough.\n</think>\n\n") and not ended.expect.is_thinking
+
+
+def test_text_is_continued_behind_the_thoughts() -> None:
+    said: Message = {"role": "assistant", "content": "So"}
+    rendered = model(OPENS).render(ChatRequest(talk(ASK, continued=said)))
+    assert rendered.text.endswith("<think>\n\n</think>\n\nSo") and rendered.expect.is_text
+    thought = {**said, "reasoning_content": "Hm"}
+    rendered = model(OPENS).render(ChatRequest(talk(ASK, continued=thought)))
+    assert rendered.text.endswith("<think>\nHm\n</think>\n\nSo")
+    rendered = model(OPENS).render(ChatRequest(talk(ASK, continued=thought, part="reasoning_content")))
+    assert rendered.text.endswith("<think>\nHm") and rendered.expect.is_thinking
+
+
+def test_harmony_is_continued_in_its_channels() -> None:
+    source = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{# <|channel|> #}{% endif %}"
+    )
+    thought: Message = {"role": "assistant", "content": "So", "reasoning_content": "Hm"}
+    text = model(source).render(ChatRequest(talk(ASK, continued=thought))).text
+    assert text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>So"
+    )
+
+
+def test_no_thoughts_can_be_continued_where_there_are_none() -> None:
+    thought: Message = {"role": "assistant", "content": "", "reasoning_content": "Hm"}
+    with pytest.raises(InvalidRequest, match="no reasoning_content"):
+        model().render(ChatRequest(talk(ASK, continued=thought, part="reasoning_content")))
+
+
+def test_a_second_template_for_tools() -> None:
+    plain = ChatTemplate("plain:{{ messages[0].content }}", "", "")
+    tooled = ChatTemplate(
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}:{{ messages[0].content }}", "", ""
+    )
+    chat = ChatModel(plain, INFO, ByteTokenizer(), tooled)
+    assert chat.render(ChatRequest(talk(ASK))).text == "plain:1 + 1?"
+    assert chat.render(ChatRequest(talk(ASK), TOOLS, ToolChoice("auto"))).text.startswith("add:")
