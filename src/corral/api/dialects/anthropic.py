@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import orjson
-
-from corral.api.dialects.blocks import Block, BlockReader, Closed, Grew, Opened, Step, read_blocks
+from corral.api.dialects.blocks import Block, BlockReader, Closed, Grew, Opened, Step, call_input, read_blocks
 from corral.api.dialects.parts import Json
 from corral.api.dialects.sse import COMMENT, ServerSentEvents, named_event
 from corral.api.errors import anthropic_error_body
@@ -146,13 +144,10 @@ def _block_json(block: Block) -> Json:
         case "text":
             return {"type": "text", "text": block.text}
         case "call":
-            return {"type": "tool_use", "id": block.id, "name": block.name, "input": call_input(block.text)}
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(block)}
 
 
-def call_input(arguments: str) -> Json:
-    """A call's arguments as an object. Those that are none, as when they were cut, are kept as text."""
-    try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+def _input(block: Block) -> Json:
+    """Arguments that are no object, as when they were cut, are kept as text."""
+    arguments = call_input(block)
+    return {"arguments": block.text} if arguments is None else arguments

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import orjson
+
 from corral.chat.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from corral.chat.formats.base import Reader
 from corral.chat.jobs import Rendered
@@ -50,11 +52,16 @@ Step = Opened | Grew | Closed
 
 
 class BlockReader:
-    """The blocks of one reply as its text comes. One is open at most, the last of ``blocks``."""
+    """The blocks of one reply as its text comes. One is open at most, the last of ``blocks``.
 
-    def __init__(self, rendered: Rendered) -> None:
+    ``rendered`` None: the reply is nothing but text.
+    """
+
+    def __init__(self, rendered: Rendered | None) -> None:
         self.blocks: list[Block] = []
-        self._reader: Reader | None = None if rendered.is_plain else rendered.reader(streams=False)
+        self._reader: Reader | None = None
+        if rendered is not None and not rendered.is_plain:
+            self._reader = rendered.reader(streams=False)
         self._is_open = False
 
     def feed(self, text: str) -> list[Step]:
@@ -66,10 +73,6 @@ class BlockReader:
         """The reply is over: what was held back, and the end of the last block."""
         rest = [] if self._reader is None else self._reader.finish()
         return [*self._steps(rest), *self._close()]
-
-    @property
-    def n_calls(self) -> int:
-        return sum(block.kind == "call" for block in self.blocks)
 
     def _steps(self, deltas: Iterable[Delta]) -> list[Step]:
         return [step for delta in deltas for step in self._step(delta)]
@@ -106,9 +109,18 @@ class BlockReader:
         return [Closed(self.blocks[-1])]
 
 
-def read_blocks(rendered: Rendered, text: str) -> list[Block]:
+def read_blocks(rendered: Rendered | None, text: str) -> list[Block]:
     """The blocks of a whole reply."""
     reader = BlockReader(rendered)
     reader.feed(text)
     reader.finish()
     return reader.blocks
+
+
+def call_input(block: Block) -> dict[str, object] | None:
+    """The arguments of a call; None if they are no object, as when they were cut."""
+    try:
+        value = orjson.loads(block.text or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -10,8 +10,8 @@ from corral.api.reply import BeforeEnd, Dialect, StreamReply, WholeReply
 from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.fields import Fields
-from corral.api.schemas.params import Params
-from corral.api.schemas.prompt import Prompt
+from corral.api.schemas.params import Params, read_params
+from corral.api.schemas.prompt import Prompt, read_prompts
 from corral.api.service import Service, cache_key, tenant_of
 
 
@@ -23,6 +23,15 @@ def read_checked_chat(fields: Fields, service: Service) -> Chat:
     if sampling.constraint is not None:
         service.runtime.model.new_matcher(sampling.constraint)
     return asked
+
+
+def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
+    """The same for prompts. Raises InvalidRequest."""
+    tokenizer = service.runtime.model.tokenizer
+    prompts = read_prompts(fields, tokenizer)
+    params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
+    service.runtime.model.check_grammar(params.sampling.grammar)
+    return prompts, params
 
 
 def chat_job(request: Request, service: Service, asked: Chat) -> Job:

@@ -12,12 +12,9 @@ from corral.api.dialects.completions import CompletionsDialect
 from corral.api.dialects.native import NativeDialect
 from corral.api.job import Job
 from corral.api.reply import Dialect
-from corral.api.routes.answer import answer, chat_job, make_request_job, read_checked_chat
+from corral.api.routes.answer import answer, chat_job, make_request_job, read_checked_chat, read_checked_prompts
 from corral.api.routes.body import read_body
-from corral.api.schemas.fields import Fields
-from corral.api.schemas.params import Params, read_params
-from corral.api.schemas.prompt import Prompt, read_prompts
-from corral.api.service import Service, service_of
+from corral.api.service import service_of
 
 
 async def native(request: Request) -> Response:
@@ -40,14 +37,6 @@ async def chat(request: Request) -> Response:
 
 async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Response:
     service = service_of(request)
-    prompts, params = await read_body(request, lambda fields: _read(fields, service))
+    prompts, params = await read_body(request, lambda fields: read_checked_prompts(fields, service))
     job = make_request_job(request, service, prompts, params)
     return answer(request, service, job, dialect(job))
-
-
-def _read(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
-    tokenizer = service.runtime.model.tokenizer
-    prompts = read_prompts(fields, tokenizer)
-    params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
-    service.runtime.model.check_grammar(params.sampling.grammar)
-    return prompts, params

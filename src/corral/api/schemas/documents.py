@@ -183,6 +183,43 @@ class ResponsesRequest(BaseModel):
     reasoning: dict[str, Any] | None = Field(None, description="effort.")
 
 
+class OllamaFields(BaseModel):
+    """What both of Ollama's completing routes take."""
+
+    model: str = Field("", description="Not used: there is one model.")
+    stream: bool = True
+    options: dict[str, Any] = Field({}, description="temperature, top_k, num_predict, stop, seed, ...")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON schema.")
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: float | str | None = Field(None, description="Not used: the model stays.")
+
+
+class OllamaChatRequest(OllamaFields):
+    """POST /api/chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"messages": [{"role": "user", "content": "What is a llama?"}], "stream": False}}
+    )
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+
+
+class OllamaGenerateRequest(OllamaFields):
+    """POST /api/generate."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"prompt": "What is a llama?", "stream": False}})
+    prompt: str
+    system: str = ""
+    raw: bool = Field(False, description="The prompt goes to the model as it is.")
+
+
+class OllamaShowRequest(BaseModel):
+    """POST /api/show."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"model": "any"}})
+    model: str = ""
+
+
 class TokenizeRequest(BaseModel):
     """POST /tokenize."""
 

@@ -91,6 +91,34 @@ class ResponseReply(BaseModel):
     usage: dict[str, Any] | None
 
 
+class OllamaReply(BaseModel):
+    """The end of an answer; durations are nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class OllamaChatReply(OllamaReply):
+    """The reply of POST /api/chat."""
+
+    message: dict[str, Any]
+
+
+class OllamaGenerateReply(OllamaReply):
+    """The reply of POST /api/generate."""
+
+    response: str
+    thinking: str = ""
+
+
 class TimingsReply(BaseModel):
     """Counts and milliseconds; ``cache_n + prompt_n`` is the prompt's length."""
 
