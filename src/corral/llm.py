@@ -10,6 +10,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
+from corral.chat.conversation import Conversation
+from corral.chat.jobs import ChatModel, ChatRequest
+from corral.chat.messages import read_messages
 from corral.chat.template import CHATML, ChatTemplate, Message
 from corral.config import AdapterConfig, ContextConfig, EngineConfig, ModelConfig, n_rows_for
 from corral.errors import ExceedContext, InvalidRequest
@@ -173,9 +176,10 @@ class LLM:
     ) -> list[Completion]:
         """``generate`` for one conversation or several, written out by the model's chat template."""
         many = [messages] if not messages or isinstance(messages[0], dict) else messages
-        template = self._template()
-        texts = [template.render(conversation) for conversation in many]  # type: ignore[arg-type]
-        return self.generate([self._without_bos(text) for text in texts], params, progress=progress)
+        model = self._chat_model()
+        conversations = [Conversation(tuple(read_messages(list(messages)))) for messages in many]
+        rendered = [model.render(ChatRequest(conversation)) for conversation in conversations]
+        return self.generate([model.tokens(prompt) for prompt in rendered], params, progress=progress)
 
     async def stream(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> AsyncGenerator[Chunk]:
         """Chunks of text as they become final. Leaving the loop early cancels the task."""
@@ -225,19 +229,15 @@ class LLM:
             return adapter_set({adapter.id: adapter.scale for adapter in self._runtime.model.adapters})
         return adapter_set({AdapterId(i): scale for i, scale in params.lora.items()})
 
-    def _template(self) -> ChatTemplate:
-        info = self._runtime.model.info
-        return ChatTemplate(info.chat_template or CHATML, self._text(info.bos_token), self._text(info.eos_token))
+    def _chat_model(self) -> ChatModel:
+        model = self._runtime.model
+        bos, eos = self._text(model.info.bos_token), self._text(model.info.eos_token)
+        return ChatModel(ChatTemplate(model.info.chat_template or CHATML, bos, eos), model.info, model.tokenizer)
 
     def _text(self, token: Token | None) -> str:
         if token is None:
             return ""
         return self._runtime.model.tokenizer.piece(token, special=True).decode("utf-8", "replace")
-
-    def _without_bos(self, text: str) -> str:
-        # The tokenizer adds it.
-        info = self._runtime.model.info
-        return text.removeprefix(self._text(info.bos_token)) if info.add_bos else text
 
 
 class _Batch:
