@@ -194,25 +194,34 @@ def secure_decoding(draft: Draft) -> None:
 
 
 def demote_cold(draft: Draft) -> None:
-    """Send the cold row to RAM that has cost the running ones more than the way there and back (one each step).
+    """Send cold rows to RAM that cost the running ones more than the way there and back.
 
-    Who does not know for how long to rent buys when the rent paid equals the price: at most twice the best.
+    Those that would cost as much in this step alone go before it. Of the others one each step: who does not know for
+    how long to rent buys when the rent paid equals the price, and pays at most twice the best.
     """
     view, ledger = draft.view, draft.ledger
     if not ledger.traits.shared_cells:
         return
+    n_tokens = sum(len(s.span.tokens) for s in draft.spans)
     for row in ledger.cold_rows():
-        rent = ledger.rent_ms.get(row, 0.0)
-        if rent <= 0:
-            continue
         n = ledger.length(row)
         price = 2 * view.cost.state_ms(n)
-        if rent >= price and (save := save_ops(draft, row)):
-            draft.act(Evict(kept=True), *save, Trim(row, 0))
+        soon = view.cost.rent_ms(ledger.exclusive(row), n_tokens)
+        if max(soon, ledger.rent_ms.get(row, 0.0)) >= price and _demote(draft, row, soon) and soon < price:
             return
-        if rent >= price and (ledger.is_redundant(row_holder(row)) or rent >= view.cost.prefill_ms(n)):
-            draft.act(Evict(kept=False), Trim(row, 0))
-            return
+
+
+def _demote(draft: Draft, row: RowId, soon_ms: float) -> bool:
+    """Save and empty the row; where it cannot be saved only if others keep it, or it costs more than it is worth."""
+    rent_ms = draft.ledger.rent_ms.get(row, 0.0) + soon_ms
+    if save := save_ops(draft, row):
+        draft.act(Evict(kept=True), *save, Trim(row, 0))
+        return True
+    is_kept = draft.ledger.is_redundant(row_holder(row))
+    if is_kept or rent_ms >= draft.view.cost.prefill_ms(draft.ledger.length(row)):
+        draft.act(Evict(kept=False), Trim(row, 0))
+        return True
+    return False
 
 
 def close_gap(draft: Draft) -> None:

@@ -183,3 +183,18 @@ def test_n6_a_margin_that_leaves_nothing_parks_the_youngest_prompt_and_not_every
     books.n_margin = books.traits.n_cells - books.ledger.n_used
     player.drain()
     assert len(player.finished) == 2
+
+
+def test_cold_rows_that_a_step_would_pay_dearly_for_leave_before_it() -> None:
+    """A long prompt is computed beside idle conversations: each of its tokens would scan all of them."""
+    player = Player(Setup(n_slots=4, n_ctx=1000, n_spare=6, n_batch=512, n_ubatch=512, n_shares=1))
+    for i in range(4):
+        player.submit(Submit(stem=i % 3, n_prompt=40, tail=(97 + i % 3,) * 4, n_predict=2))
+        player.until(lambda n=i + 1: len(player.finished) == n)
+    ledger = player.engine.books.ledger
+    player.engine.books.cost.weights = player.engine.books.cost.weights._replace(masked=1.0)
+    assert len(ledger.cold_rows()) >= 2
+    player.submit(Submit(stem=0, n_prompt=400, n_predict=2, salt="other"))
+    player.step()
+    assert not player.engine.books.ledger.cold_rows()
+    player.drain()
