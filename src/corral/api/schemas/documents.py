@@ -121,7 +121,13 @@ class ChatFields(BaseModel):
     messages: list[dict[str, Any]] = Field(description="Objects with role and content (text, or a list of text parts).")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     add_generation_prompt: bool = True
-    continue_final_message: bool | Literal["content"] = False
+    continue_final_message: bool | Literal["content", "reasoning_content"] = False
+    tools: list[dict[str, Any]] | None = Field(None, description="Objects {type: function, function: {name, ...}}.")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function.")
+    parallel_tool_calls: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_effort: str | None = Field(None, description="For the template; none: no thoughts.")
+    reasoning_budget_tokens: int | None = Field(None, description="0: no thoughts; -1: no limit.", ge=-1, le=0)
 
 
 class ChatRequest(CompletionFields, ChatFields):

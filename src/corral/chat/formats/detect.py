@@ -105,7 +105,7 @@ def _calls(template: ChatTemplate) -> tuple[CallFormat, str]:
         return (calls if template.caps.supports_tools or calls == GENERIC else Either(calls, GENERIC)), "derived"
     for mark, known in _BY_MARK:
         if mark in template.source:
-            return Either(known, GENERIC), "by-mark"
+            return (known if template.caps.supports_tools else Either(known, GENERIC)), "by-mark"
     return GENERIC, "generic"
 
 

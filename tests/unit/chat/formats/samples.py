@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from corral.chat.deltas import Call, Reply
 from corral.chat.formats.base import Format, TagFormat, Thinking
+from corral.chat.formats.detect import Either
 from corral.chat.formats.families import (
     COHERE_MOE,
     COHERE_R7B,
@@ -14,6 +15,7 @@ from corral.chat.formats.families import (
     GEMMA_4,
     GIGACHAT,
     GLM,
+    GLM_CALLS,
     GPT_OSS,
     KIMI_K2,
     KIMI_K3,
@@ -51,6 +53,7 @@ TOOLS: Tools = read_tools(
     ]
 )
 
+TWO = TagFormat("glm-or-generic", None, Either(GLM_CALLS, JsonCalls()))
 HERMES = TagFormat("hermes", Thinking(ends_at_calls=True), JsonCalls())
 LLAMA_3 = TagFormat("llama-3", None, JsonCalls(("<|python_tag|>",), (), arguments="parameters", bare="[{"))
 NEMO = TagFormat("mistral-nemo", None, JsonCalls(("[TOOL_CALLS]",), (), id="id", is_array=True))
@@ -158,6 +161,8 @@ SAMPLES = [
         '<tool_call>{"name": "weather", "arguments": {"city": "Ro',
         calls=(("weather", '{"city": "Ro'),),
     ),
+    Sample(TWO, '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>', calls=(ROME,)),
+    Sample(TWO, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value></tool_call>", calls=(ROME,)),
     Sample(LLAMA_3, '{"name": "weather", "parameters": {"city": "Rome"}}', calls=(ROME,)),
     Sample(LLAMA_3, '<|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}', calls=(ROME,)),
     Sample(LLAMA_3, '{"name": "Bob", "age": 5}', '{"name": "Bob", "age": 5}'),
