@@ -68,6 +68,20 @@ def test_after_a_restart_conversations_go_on_from_disk(tmp_path: Path, unified: 
 
 
 @MEMORIES
+def test_who_comes_with_one_that_waits_for_the_disk_begins_with_it(tmp_path: Path, unified: bool) -> None:
+    """One that began at once would be computed alone, and each later one beside it."""
+    setup = replace(SETUP, unified=unified, n_ctx=200)
+    first = start(tmp_path, setup)
+    talk(first, 0)
+    stop(first)
+    second = start(tmp_path, setup, first.kept)
+    tasks = [second.submit(Submit(stem=stem, n_prompt=70, n_predict=4))[0] for stem in (1, 0)]
+    second.until(lambda: bool(second.starts))
+    assert set(second.starts) == set(tasks)
+    second.drain()
+
+
+@MEMORIES
 def test_what_leaves_ram_comes_back_from_disk_without_a_restart(tmp_path: Path, unified: bool) -> None:
     player = start(tmp_path, replace(SETUP, unified=unified, n_slots=1))
     for turn in range(2):

@@ -38,6 +38,10 @@ NEWEST = 1 << 62
 """The serial of a task that is just being admitted."""
 
 
+COMPANY_MS = 50.0
+"""Tasks that arrived within so long of each other came together."""
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """A group in the queue, or a held task with its ``generation``: it was parked and has no slot.
@@ -257,6 +261,11 @@ class Draft:
             shape=self.shape,
             expected_ms=self.expected_ms,
         )
+
+
+def came_together(a: Want, b: Want) -> bool:
+    """Whether they arrived at about the same time."""
+    return abs(a.queued_ms - b.queued_ms) <= COMPANY_MS
 
 
 def want_of(slot: Slot) -> Want:

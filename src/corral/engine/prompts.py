@@ -6,15 +6,12 @@ from corral.engine.adapted import adapters_at, n_alike
 from corral.engine.checkpoints import next_pause
 from corral.engine.chunks import Pending, choose_chunks
 from corral.engine.cost import Part
-from corral.engine.draft import Draft, Want, want_of
+from corral.engine.draft import Draft, Want, came_together, want_of
 from corral.engine.plan import Deferral, SlotSpan
 from corral.engine.pressure import n_available, reclaim, reclaim_or_park
 from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId
 from corral.ops import Span
-
-COMPANY_MS = 50.0
-"""Prompts that arrived within so long of each other came together."""
 
 COMPANY = 3.5
 """A prompt waits at its last token for those that came with it, if their rest takes less than so many times its own."""
@@ -142,7 +139,7 @@ def _waits_for(draft: Draft, prompt: Prompt, late: list[tuple[Prompt, int]]) -> 
     rest_ms = sum(
         draft.view.cost.prefill_ms(n)
         for other, n in late
-        if other.turn[0] == prompt.turn[0] and abs(other.want.queued_ms - prompt.want.queued_ms) <= COMPANY_MS
+        if other.turn[0] == prompt.turn[0] and came_together(other.want, prompt.want)
     )
     return 0 < rest_ms <= COMPANY * prompt.own_ms
 

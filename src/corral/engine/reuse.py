@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.engine.approximate import find_takeover, take_over
 from corral.engine.chunks import n_given_back
-from corral.engine.draft import Draft, Want
+from corral.engine.draft import Draft, Want, came_together
 from corral.engine.ledger import Holder, Tier
 from corral.engine.offers import Offer, cut_ops, deepest, offers
 from corral.engine.plan import Begin, Deferral
@@ -37,6 +37,7 @@ def begin_all(draft: Draft) -> None:
             draft.deferrals[want.task.id] = Deferral.FROM_DISK
         else:
             ready.append(want)
+    ready = _without_company(draft, ready)
     for i, want in enumerate(ready):
         while not begin(draft, want, _offers(draft, want), ready[i + 1 :]):
             if park_lower(draft, want.urgency):
@@ -44,6 +45,21 @@ def begin_all(draft: Draft) -> None:
             for late in ready[i:]:
                 draft.deferrals[late.task.id] = Deferral.NO_CELLS
             return
+
+
+def _without_company(draft: Draft, ready: list[Want]) -> list[Want]:
+    """Those that begin now. While nobody runs, who came with one that waits for the disk waits, too.
+
+    Files take milliseconds; prompts that begin one after the other take longer than all of them together.
+    """
+    late = [w for w in draft.wants if draft.deferrals.get(w.task.id) is Deferral.FROM_DISK]
+    if not late or draft.ledger.leased_rows():
+        return ready
+    patient = [w for w in ready if any(came_together(w, other) for other in late)]
+    for want in patient:
+        draft.waits.append(want.slot)
+        draft.deferrals[want.task.id] = Deferral.COMPANY
+    return [w for w in ready if w not in patient]
 
 
 def waits_for_other(draft: Draft, want: Want, ahead: list[Want], n_have: int) -> bool:

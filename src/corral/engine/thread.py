@@ -172,7 +172,7 @@ class EngineThread:
             events = self._engine.fail_all(ServerError("internal error in the engine; see the log"))
         self._send(events)
         if not events and self._engine.last_plan.only_waits:
-            self._inbox.wait(0.05)
+            self._inbox.wait(0.005)
 
     def _send(self, events: Sequence[Event]) -> None:
         """One call of each listener, however many of its tasks have events."""
