@@ -21,6 +21,7 @@ from corral.api.routes import (
     responses,
     slot_files,
     slots,
+    streams,
     tokens,
 )
 from corral.api.schemas import documents as doc
@@ -139,6 +140,9 @@ ROUTES = (
     Route("GET", ("/api/ps",), ollama.running, "ollama"),
     Route("POST", ("/api/show",), ollama.show, "ollama", doc.OllamaShowRequest),
     Route("GET", ("/api/version",), ollama.version, "ollama"),
+    Route("GET", ("/v1/stream",), streams.read_stream, "streams"),
+    Route("DELETE", ("/v1/stream",), streams.delete_stream, "streams"),
+    Route("POST", ("/v1/streams/lookup",), streams.look_up_streams, "streams", doc.StreamLookup),
     Route("GET", ("/lora-adapters",), adapters.get_adapters, "server"),
     Route("POST", ("/lora-adapters",), adapters.post_adapters, "server", doc.AdapterScales),
     Route("POST", ("/apply-template",), tokens.apply_template, "chat", doc.TemplateRequest, reply.PromptText),

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from corral.api.errors import JSON, error_response, shape_of
 from corral.api.job import Job
+from corral.api.sessions import Session
 from corral.engine.thread import EngineThread
 from corral.errors import CorralError, ServerError
 from corral.events import Chunk, Event, Failed, Finished
@@ -136,6 +137,19 @@ class StreamReply(_Reply):
         if stream.is_open or any(type(event) is Chunk for event in before):
             await stream.write(self._dialect.feed(before))
         raise error
+
+
+class SessionReply(Response):
+    """What a session has and will get, from byte ``offset`` on. The session goes on when this client leaves."""
+
+    background = None
+
+    def __init__(self, session: Session, offset: int = 0) -> None:
+        self._session = session
+        self._offset = offset
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _unless_gone(receive, self._session.follow(send, self._offset))
 
 
 class _EventStream:

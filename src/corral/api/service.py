@@ -11,6 +11,7 @@ from starlette.requests import Request
 from corral.api.response_store import ResponseStore
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
+from corral.api.sessions import Sessions
 from corral.chat.jobs import ChatModel
 from corral.chat.template import CHATML, ChatTemplate
 from corral.config import ServerConfig
@@ -74,6 +75,7 @@ class Service:
     started_s: float
     adapters: DefaultAdapters
     responses: ResponseStore | None = None
+    sessions: Sessions = field(default_factory=Sessions)
     scrapes: Scrapes = field(default_factory=Scrapes)
 
     @staticmethod

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from corral.api.job import Job, make_job
-from corral.api.reply import BeforeEnd, Dialect, StreamReply, WholeReply
+from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
 from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
 from corral.api.service import Service, cache_key, tenant_of
+from corral.api.sessions import SessionKey
+
+CONVERSATION_ID = "x-conversation-id"
+"""The header of requests whose streams can be resumed."""
 
 
 def read_checked_chat(fields: Fields, service: Service) -> Chat:
@@ -60,6 +67,18 @@ def answer(
     request: Request, service: Service, job: Job, dialect: Dialect, before_end: BeforeEnd | None = None
 ) -> Response:
     """The reply, which runs the job when it is sent."""
-    reply = StreamReply if job.params.stream else WholeReply
     logged = LoggedDialect(dialect, request.scope.get(REQUEST_ID, job.id))
-    return reply(job, logged, service.runtime.engine, before_end)
+    if not job.params.stream:
+        return WholeReply(job, logged, service.runtime.engine, before_end)
+    reply = StreamReply(job, logged, service.runtime.engine, before_end)
+    conversation = request.headers.get(CONVERSATION_ID)
+    if not conversation:
+        return reply
+    key = SessionKey(tenant_of(request).id, conversation)
+    return SessionReply(service.sessions.open(key, lambda send: reply(request.scope, _never, send)))
+
+
+async def _never() -> Message:
+    """A client that never leaves."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody sets it")

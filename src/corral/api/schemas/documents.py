@@ -226,6 +226,13 @@ class OllamaShowRequest(BaseModel):
     model: str = ""
 
 
+class StreamLookup(BaseModel):
+    """POST /v1/streams/lookup."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"conversation_ids": ["c1"]}})
+    conversation_ids: list[str] = Field(description="As the requests' header X-Conversation-Id names them.")
+
+
 class TokenizeRequest(BaseModel):
     """POST /tokenize."""
 
