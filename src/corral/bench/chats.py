@@ -41,7 +41,7 @@ async def _chat(load: Load, user: int) -> tuple[list[Stream], Stream]:
     for turn in range(N_TURNS):
         if turn == 2:
             third = list(messages)
-        messages.append(_user(load.text(500, "turn", turn, user)))
+        messages.append(_user(load.text(545, "turn", turn, user)))
         turns.append(await load.client.stream(messages, 32))
         messages.append({"role": "assistant", "content": turns[-1].text})
     return turns, await load.client.stream([*third, _user(load.text(20, "instead", user))], 16)
