@@ -7,6 +7,7 @@ from enum import Enum
 
 from corral.errors import CorralError
 from corral.ids import SlotId, TaskId, Token
+from corral.ops import SavedCheckpoint
 
 
 class StopReason(Enum):
@@ -114,12 +115,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDone:
-    """A slot action worked: ``n_tokens`` were saved, restored or erased. Saved: ``tokens`` and the row's ``data``."""
+    """A slot action worked: ``n_tokens`` were saved, restored or erased.
+
+    Saved: ``tokens``, the row's ``data``, and ``checkpoints`` of its beginnings, shortest first.
+    """
 
     task_id: TaskId
     n_tokens: int
     tokens: tuple[Token, ...] = ()
     data: bytes = b""
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

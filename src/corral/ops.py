@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from corral.ids import CacheKey, RowId, SnapshotId, Token
 
@@ -101,6 +102,13 @@ class Shelve:
     key: CacheKey
     links: tuple[tuple[SnapshotId, int, tuple[Token, ...]], ...]
     prefill_ms: float
+
+
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint on its way to or from a file: its length in tokens, and its bytes."""
+
+    n: int
+    data: bytes
 
 
 Op = Trim | Copy | Shift | Save | Load | Checkpoint | Restore | Drop | Shelve

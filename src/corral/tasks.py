@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
 from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, TenantId, Token
+from corral.ops import SavedCheckpoint
 
 
 class TaskKind(Enum):
@@ -185,7 +186,8 @@ class SlotAction:
     """SLOT_SAVE, SLOT_RESTORE or SLOT_ERASE of what an idle slot last held; it waits until the slot is idle.
 
     ``key`` says who asks: a slot that holds another tenant's tokens is refused. To restore, ``data`` is a row's
-    state as ``Context.save`` gives it and ``tokens`` what it holds; they become a prefix under ``key``.
+    state as ``Context.save`` gives it and ``tokens`` what it holds; they become a prefix under ``key``, with
+    ``checkpoints`` of its beginnings, shortest first.
     """
 
     id: TaskId
@@ -194,6 +196,7 @@ class SlotAction:
     key: CacheKey = NO_KEY
     tokens: tuple[Token, ...] = ()
     data: bytes = b""
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

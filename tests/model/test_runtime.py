@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
-from corral.events import Event, Failed, Finished
-from corral.ids import Token
+from corral.engine import slot_file
+from corral.engine.slot_file import SlotFile
+from corral.events import Event, Failed, Finished, SlotDone
+from corral.ids import SlotId, Token
+from corral.ops import SavedCheckpoint
 from corral.runtime import Runtime
-from corral.tasks import Limits, Sampling, Task
+from corral.tasks import Limits, Sampling, SlotAction, Task, TaskKind
 
 CONTEXT = ContextConfig(n_ctx=512, n_slots=2, n_rows=4, n_batch=64, n_ubatch=32, n_threads=1, n_threads_batch=1)
 
@@ -96,3 +100,44 @@ def test_going_back_restores_a_checkpoint(weights: Path, kind: str) -> None:
         end = answer(runtime, back, borders=tuple(borders[:2]))
         assert end.timings.n_cached == borders[1]
         assert end.tokens == answer(cold, back, cache_prompt=False).tokens
+
+
+@KINDS
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_s28_a_slot_restored_from_its_file_goes_on_at_any_message(
+    weights: Path, kind: str, unified: bool, tmp_path: Path
+) -> None:
+    prompt, borders = SYSTEM + tuple(range(100, 130)), (len(SYSTEM), len(SYSTEM) + 20)
+    with served(weights, kind, unified) as runtime:
+        save(runtime, answer(runtime, prompt, borders=borders, id_slot=SlotId(1)), tmp_path / "chat")
+    with served(weights, kind, unified) as runtime, served(weights, kind, unified) as cold:
+        for n in borders:
+            n_restored = restore(runtime, tmp_path / "chat")
+            other = (*prompt[:n], *range(161, 170))
+            end = answer(runtime, other, borders=borders, id_slot=SlotId(0))
+            assert end.timings.n_cached == n
+            assert end.tokens == answer(cold, other, cache_prompt=False).tokens
+        longer = (*prompt, *answer(cold, prompt).tokens, 150, 151)
+        end = answer(runtime, longer, borders=borders)
+        assert end.timings.n_cached == n_restored == len(longer) - 3
+        assert end.tokens == answer(cold, longer, cache_prompt=False).tokens
+
+
+def save(runtime: Runtime, end: Finished, path: Path) -> None:
+    done = act(runtime, SlotAction(runtime.engine.new_task_id(), TaskKind.SLOT_SAVE, end.slot_id))
+    n_head = len(runtime.traits.state_head)
+    checkpoints = tuple(SavedCheckpoint(n, data[n_head:]) for n, data in done.checkpoints)
+    slot_file.save(path, SlotFile(done.tokens, done.data[n_head:], checkpoints), runtime.traits.state_version)
+
+
+def restore(runtime: Runtime, path: Path) -> int:
+    """Into slot 1."""
+    file, _ = slot_file.load(path, runtime.traits)
+    head = runtime.traits.state_head
+    checkpoints = tuple(SavedCheckpoint(n, head + data) for n, data in file.checkpoints)
+    action = SlotAction(runtime.engine.new_task_id(), TaskKind.SLOT_RESTORE, SlotId(1), tokens=file.tokens)
+    return act(runtime, replace(action, data=head + file.state, checkpoints=checkpoints)).n_tokens
+
+
+def act(runtime: Runtime, action: SlotAction) -> SlotDone:
+    return asyncio.run(asyncio.wait_for(runtime.engine.act(action), 60))

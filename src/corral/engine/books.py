@@ -16,7 +16,7 @@ from corral.engine.sampling import RowSampler
 from corral.engine.slot import Generation, Slot
 from corral.engine.snapshots import SnapshotStore
 from corral.engine.turns import Turns
-from corral.ids import CacheKey, SlotId, TaskId
+from corral.ids import CacheKey, SlotId, SnapshotId, TaskId
 from corral.ports import MemoryTraits
 from corral.tasks import Task
 
@@ -71,6 +71,13 @@ class Books:
     def has_work(self) -> bool:
         """Whether a step would do something: a task is there, or a prefix is to be forgotten."""
         return bool(self.waiting or self.held or self.discarded) or any(not s.is_idle for s in self.slots)
+
+    def keep(self, data: bytes) -> SnapshotId:
+        """Put bytes from elsewhere into RAM under a new id, for the ledger to adopt."""
+        snapshot = SnapshotId(self.next_snapshot)
+        self.next_snapshot += 1
+        self.store.put(snapshot, data)
+        return snapshot
 
     def view(self, now_ms: float) -> View:
         """What the planner may depend on."""

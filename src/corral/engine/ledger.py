@@ -324,9 +324,19 @@ class KvLedger:
         """A state from elsewhere is kept in RAM from now on, as if by a Save. ``tokens`` are not empty."""
         if base is not None:
             self._bases[snapshot] = (base, start)
-        self._tree.extend(ram_holder(snapshot), key, tokens)
-        self._snapshot_bytes[snapshot] = n_bytes
-        self.touch(ram_holder(snapshot))
+        self._adopt(ram_holder(snapshot), key, tokens, n_bytes)
+
+    def adopt_checkpoint(self, snapshot: SnapshotId, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> None:
+        """A checkpoint from elsewhere is kept from now on; where a state is all there is, a snapshot."""
+        if self.traits.bytes_per_token:
+            self._checkpoints.add(snapshot)
+        self._adopt(self.holder_of(snapshot), key, tokens, n_bytes)
+
+    def _adopt(self, holder: Holder, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> None:
+        self._tree.extend(holder, key, tokens)
+        self._snapshot_bytes[SnapshotId(holder.id)] = n_bytes
+        self.set_first(holder, self.saved_first(holder))
+        self.touch(holder)
 
     def apply(self, op: Op, n_bytes: int = 0) -> None:
         """An op was carried out. ``n_bytes`` is the size of what a Save stored."""

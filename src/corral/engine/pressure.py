@@ -23,12 +23,22 @@ def n_available(draft: Draft, n_joining: int = 0) -> int:
 
     ``n_joining``: rows about to be leased; who begins beside others must leave the margin to them.
     """
-    ledger = draft.ledger
-    n_margin = draft.view.n_margin if len(ledger.leased_rows()) + n_joining > 1 else 0
-    n_free = ledger.traits.n_cells - ledger.n_used
-    if ledger.traits.own_windows:
-        n_free = min(n_free, ledger.traits.window_cells - ledger.n_window_used)
-    return n_free - n_margin
+    n_free = _n_free(draft)
+    if draft.ledger.traits.own_windows:
+        n_free = min(n_free, _n_free_window(draft))
+    return n_free - _n_margin(draft, n_joining)
+
+
+def _n_free(draft: Draft) -> int:
+    return draft.ledger.traits.n_cells - draft.ledger.n_used
+
+
+def _n_free_window(draft: Draft) -> int:
+    return draft.ledger.traits.window_cells - draft.ledger.n_window_used
+
+
+def _n_margin(draft: Draft, n_joining: int = 0) -> int:
+    return draft.view.n_margin if len(draft.ledger.leased_rows()) + n_joining > 1 else 0
 
 
 def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared: RowId | None) -> bool:
@@ -48,11 +58,36 @@ def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared
 def reclaim(draft: Draft, n_needed: int, spared: RowId | None = None) -> bool:
     """Evict cold rows of a shared pool, least recently used first, until ``n_needed`` cells are free."""
     while n_available(draft) < n_needed:
-        cold = [row for row in draft.ledger.cold_rows() if row != spared]
-        if not cold:
+        if not _evict_one(draft, spared):
             return False
-        evict(draft, next((row for row in cold if draft.ledger.exclusive(row)), cold[0]))
     return True
+
+
+def reclaim_for(draft: Draft, n_tokens: int, spared: RowId | None = None, n_shared: int = 0) -> bool:
+    """As ``reclaim``, for a row that comes whole, with ``n_shared`` cells of others.
+
+    Of a second pool it takes its window only.
+    """
+    while not _takes(draft, n_tokens, n_shared):
+        if not _evict_one(draft, spared):
+            return False
+    return True
+
+
+def _takes(draft: Draft, n_tokens: int, n_shared: int) -> bool:
+    """Whether a whole row fits now."""
+    traits, n_margin = draft.ledger.traits, _n_margin(draft)
+    if n_tokens - n_shared > max(0, _n_free(draft) - n_margin):
+        return False
+    return not traits.own_windows or min(n_tokens, traits.window) <= _n_free_window(draft) - n_margin
+
+
+def _evict_one(draft: Draft, spared: RowId | None) -> bool:
+    """The least recently used cold row goes, if there is one; rows with cells of their own before others."""
+    cold = [row for row in draft.ledger.cold_rows() if row != spared]
+    if cold:
+        evict(draft, next((row for row in cold if draft.ledger.exclusive(row)), cold[0]))
+    return bool(cold)
 
 
 def reclaim_or_park(draft: Draft, n_needed: int, keep: Slot | None = None) -> bool:

@@ -8,7 +8,7 @@ from corral.engine.draft import Draft, Want, came_together
 from corral.engine.ledger import Holder, Tier
 from corral.engine.offers import Offer, cut_ops, deepest, offers
 from corral.engine.plan import Begin, Deferral
-from corral.engine.pressure import carry_ops, evict, has_room, n_available, park_lower, reclaim, save_ops
+from corral.engine.pressure import carry_ops, evict, has_room, n_available, park_lower, reclaim_for, save_ops
 from corral.engine.radix import common_prefix
 from corral.engine.ranges import in_ram, load_ops, shared_part
 from corral.engine.shelving import waits_for_disk
@@ -214,10 +214,10 @@ def _begin_loaded(draft: Draft, want: Want, offer: Offer, in_rows: Offer | None,
     if not _shares(draft, snapshot, source, n_have, n_all):
         source, n_have = None, 0  # what is in rows makes room for it
     n_needed = n_all - shared_part(ledger, snapshot, n_have)
-    if not _has_room(draft, want, 0, None) or n_needed > n_available(draft) + ledger.n_reclaimable(spared=source):
+    if not _has_room(draft, want, 0, None) or not has_room(draft, n_needed, 0, 0, spared=source):
         return False
     draft.spared |= {*ledger.chain(snapshot), offer.checkpoint}
-    row = _row_beside(draft, source) if reclaim(draft, n_needed, spared=source) else None
+    row = _row_beside(draft, source) if reclaim_for(draft, n_needed, spared=source) else None
     draft.spared.clear()
     if row is None or snapshot not in draft.ledger.snapshots():  # a longer row that was saved may have replaced it
         return False

@@ -7,7 +7,9 @@ reads the state it knows and nothing beyond it, so a trailer of sections may fol
 
     sections (4 bytes of name, u64 size, bytes), "corralT1", u64 size of the trailer, BLAKE2b over all before
 
-The sum finds damage in the numbers of the cache, which nothing else would. A file without trailer is taken as it is.
+The section "ckpt" has checkpoints of beginnings of the tokens: u32 count, of each u32 tokens and u64 bytes, then the
+bytes. Other sections are passed over. The sum finds damage in the numbers of the cache, which nothing else would. A
+file without trailer is taken as it is. No state in the file has ``MemoryTraits.state_head``.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ import stat
 import struct
 import unicodedata
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from corral.engine.whole_file import write_whole
 from corral.errors import InvalidRequest, ServerError
 from corral.ids import Token
+from corral.ops import SavedCheckpoint
 from corral.ports import MemoryTraits
 
 MAGIC = 0x67677371
@@ -32,6 +36,8 @@ _HEAD = struct.Struct("<III")
 _RECORD, _RECORD_VERSION = -1, 1
 _TRAILER_MAGIC = b"corralT1"
 _SECTION = struct.Struct("<4sQ")
+_CHECKPOINTS = b"ckpt"
+_COUNT, _MARK = struct.Struct("<I"), struct.Struct("<IQ")
 _SUM_BYTES = 16
 _FOOT_BYTES = len(_TRAILER_MAGIC) + 8 + _SUM_BYTES
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
@@ -40,11 +46,14 @@ MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """What a slot held. ``state`` is the row's as libllama writes it; ``sections`` are those of the trailer by name."""
+    """What a slot held. ``state`` is the row's as libllama writes it; ``checkpoints`` are of beginnings of ``tokens``.
+
+    These are sorted by length, each longer than the one before and shorter than the tokens.
+    """
 
     tokens: tuple[Token, ...]
     state: bytes
-    sections: Mapping[bytes, bytes] = field(default_factory=dict)
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
 
 class BadSlotFile(InvalidRequest):
@@ -101,9 +110,14 @@ def _parts(file: SlotFile, version: int) -> Iterator[bytes]:
     yield _HEAD.pack(MAGIC, version, len(record))
     yield _words(record)
     yield file.state
-    sections = b"".join(_SECTION.pack(name, len(data)) + data for name, data in file.sections.items())
-    yield sections
-    yield _TRAILER_MAGIC + struct.pack("<Q", len(sections) + _FOOT_BYTES)
+    n_bytes = _FOOT_BYTES
+    if file.checkpoints:
+        table = _COUNT.pack(len(file.checkpoints)) + b"".join(_MARK.pack(n, len(data)) for n, data in file.checkpoints)
+        n_section = len(table) + sum(len(data) for _, data in file.checkpoints)
+        yield _SECTION.pack(_CHECKPOINTS, n_section) + table
+        yield from (data for _, data in file.checkpoints)
+        n_bytes += _SECTION.size + n_section
+    yield _TRAILER_MAGIC + struct.pack("<Q", n_bytes)
 
 
 def _words(values: Sequence[int]) -> bytes:
@@ -157,7 +171,23 @@ def unpack(raw: bytes, traits: MemoryTraits) -> SlotFile:
     tokens = _tokens(words.tolist())
     if len(tokens) > traits.n_cells_row:
         raise BadSlotFile("Unable to restore slot: Restored prompt does not fit in the slot context")
-    return SlotFile(tokens, raw[state_at:end], sections)
+    return SlotFile(tokens, raw[state_at:end], _checkpoints(sections.get(_CHECKPOINTS, b""), len(tokens)))
+
+
+def _checkpoints(section: bytes, n_tokens: int) -> tuple[SavedCheckpoint, ...]:
+    bad = BadSlotFile(f"Unable to restore slot: the checkpoints in the file are not of its {n_tokens} tokens")
+    if not section:
+        return ()
+    n_max = (len(section) - _COUNT.size) // _MARK.size
+    (count,) = _COUNT.unpack_from(section) if n_max > 0 else (0,)
+    if not 0 < count <= n_max:
+        raise bad
+    marks = [_MARK.unpack_from(section, _COUNT.size + i * _MARK.size) for i in range(count)]
+    ends = list(accumulate((n_bytes for _, n_bytes in marks), initial=_COUNT.size + count * _MARK.size))
+    lengths = [0, *(n for n, _ in marks), n_tokens]
+    if ends[-1] != len(section) or any(n >= after for n, after in pairwise(lengths)):
+        raise bad
+    return tuple(SavedCheckpoint(n, section[a:b]) for (n, _), (a, b) in zip(marks, pairwise(ends), strict=True))
 
 
 def _tokens(words: list[int]) -> tuple[Token, ...]:
@@ -186,6 +216,8 @@ def _trailer(raw: bytes) -> tuple[int, dict[bytes, bytes]]:
     at, sections_end, sections = len(raw) - n_bytes, len(raw) - _FOOT_BYTES, {}
     start = at
     while _HEAD.size <= at < sections_end:
+        if at + _SECTION.size > sections_end:
+            break
         name, size = _SECTION.unpack_from(raw, at)
         at += _SECTION.size
         sections[name] = raw[at : at + size]

@@ -6,23 +6,26 @@ Files are not read or written here: bytes go out with the event, and come in wit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from corral.engine.adapted import is_adapted
 from corral.engine.books import Books
+from corral.engine.checkpoints import on_path
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft
 from corral.engine.executor import Executor
 from corral.engine.ledger import Holder, KvLedger, Tier
+from corral.engine.offers import cut_ops, offers
 from corral.engine.plan import Arrange
-from corral.engine.pressure import evict, reclaim
+from corral.engine.pressure import evict, reclaim_for, room_ops
 from corral.engine.publish import where_kept
 from corral.engine.ranges import load_ops
 from corral.engine.slot import Memory, Slot, without_adapters
 from corral.errors import CorralError, InvalidRequest, ServerError
 from corral.events import End, Failed, SlotDone
 from corral.ids import CacheKey, RowId, SnapshotId, TaskId
-from corral.ops import Copy, Drop, Load, Op, Save, Trim
-from corral.ports import Clock, Context
+from corral.ops import Copy, Drop, Load, Op, Save, SavedCheckpoint, Trim
+from corral.ports import Clock, Context, Rollback
 from corral.tasks import SlotAction, TaskKind
 
 NO_ROOM = "Unable to restore slot: No available space in KV cache or invalid slot save file"
@@ -110,14 +113,22 @@ class SlotWork:
         n = n_whole(books.ledger, memory) if memory else 0
         if memory and not n:
             raise ServerError(f"Unable to save slot: the {len(memory.tokens)} tokens it held are not kept any more")
+        tokens = tuple(memory.tokens[:n]) if memory else ()
         draft = self.draft()
+        marks = on_path(books.ledger, memory.key, tokens, books.config.n_ctx_checkpoints) if memory else []
+        draft.spared |= set(marks)
         snapshot, is_new = whole_snapshot(draft, memory, n)
         self.carry_out(draft, ServerError("Unable to save slot"))
         data = books.store.get(snapshot) or b""
         if is_new:
             self.arrange(ServerError("Unable to save slot"), Drop(snapshot))
-        tokens = tuple(memory.tokens[:n]) if memory else ()
-        return SlotDone(action.id, n, tokens, data)
+        return SlotDone(action.id, n, tokens, data, self._checkpoints(marks))
+
+    def _checkpoints(self, marks: Iterable[SnapshotId]) -> tuple[SavedCheckpoint, ...]:
+        """With the bytes of those that are still there: a failed Restore may have been the end of one."""
+        books = self._books
+        kept = [(s, data) for s in marks if (data := books.store.get(s))]
+        return tuple(SavedCheckpoint(books.ledger.snapshot_length(s), data) for s, data in kept)
 
     # --- restore ---------------------------------------------------------------------------------------------------
 
@@ -129,6 +140,7 @@ class SlotWork:
             return SlotDone(action.id, 0)
         self._check(action)
         self._load(action, self._adopt(action))
+        self._adopt_checkpoints(action)
         self._books.forget_slot(slot)
         slot.memory = Memory(action.key, list(tokens), action.key)
         return SlotDone(action.id, len(tokens))
@@ -138,30 +150,60 @@ class SlotWork:
             raise InvalidRequest("Unable to restore slot: Restored prompt does not fit in the slot context")
         if fault := self._context.fault(action.data, len(action.tokens)):
             raise InvalidRequest(f"Unable to restore slot: {fault}")
+        lengths = [0, *(checkpoint.n for checkpoint in action.checkpoints), len(action.tokens)]
+        if any(n >= after for n, after in pairwise(lengths)):
+            raise InvalidRequest(f"Unable to restore slot: its checkpoints are not of its {len(action.tokens)} tokens")
+        for n, data in action.checkpoints if not self._books.traits.bytes_per_token else ():
+            if fault := self._context.fault(data, n):
+                raise InvalidRequest(f"Unable to restore slot: a checkpoint in it is not good: {fault}")
 
     def _adopt(self, action: SlotAction) -> SnapshotId:
-        books = self._books
-        snapshot = SnapshotId(books.next_snapshot)
-        books.next_snapshot += 1
-        books.store.put(snapshot, action.data)
-        books.ledger.adopt(snapshot, action.key, action.tokens, len(action.data))
+        snapshot = self._books.keep(action.data)
+        self._books.ledger.adopt(snapshot, action.key, action.tokens, len(action.data))
         return snapshot
+
+    def _adopt_checkpoints(self, action: SlotAction) -> None:
+        """As many as RAM has room for, the last ones first: there the conversation goes on."""
+        books, kept = self._books, set(self._known(action))
+        for n, data in action.checkpoints[::-1] if books.traits.rollback is not Rollback.ANY else ():
+            if n in {books.ledger.snapshot_length(s) for s in kept}:
+                continue
+            draft = self.draft()
+            draft.spared |= kept
+            room = room_ops(draft, len(data))
+            if room is None:
+                return
+            self.arrange(ServerError("Unable to restore slot"), *room)
+            snapshot = books.keep(data)
+            books.ledger.adopt_checkpoint(snapshot, action.key, action.tokens[:n], len(data))
+            kept.add(snapshot)
+
+    def _known(self, action: SlotAction) -> list[SnapshotId]:
+        """Checkpoints on the restored path that were here before."""
+        books = self._books
+        return on_path(books.ledger, action.key, action.tokens, len(action.tokens))
 
     def _load(self, action: SlotAction, snapshot: SnapshotId) -> None:
         """The bytes are in RAM until they are in a row, or known not to be good."""
         error, n = InvalidRequest(NO_ROOM), len(action.tokens)
         draft = self.draft()
         draft.spared.add(snapshot)
-        row = _free_row(draft) if not draft.ledger.traits.shared_cells or reclaim(draft, n) else None
+        row = _free_row(draft) if not draft.ledger.traits.shared_cells or reclaim_for(draft, n) else None
         if row is None or snapshot not in draft.ledger.snapshots():
             self.arrange(error, Drop(snapshot))
             raise error
         draft.act(Arrange(), Load(snapshot, row))
         self.carry_out(draft, error)
-        if self._context.bounds(row) != (0, n):
+        if not self._is_whole(row, n):
             self.arrange(error, Drop(snapshot), Trim(row, 0))
             raise error
         self.arrange(error, Drop(snapshot))
+
+    def _is_whole(self, row: RowId, n: int) -> bool:
+        """Whether the row holds ``n`` tokens, as far back as the next one must see."""
+        first, end = self._context.bounds(row)
+        window = self._books.traits.window
+        return end == n and first <= (max(0, n - window + 1) if window else 0)
 
     # --- erase -----------------------------------------------------------------------------------------------------
 
@@ -186,9 +228,9 @@ class SlotWork:
 
 
 def n_whole(ledger: KvLedger, memory: Memory) -> int:
-    """How many of the tokens rows and snapshots still hold; a checkpoint alone holds none."""
-    levels = ledger.match(memory.key, memory.tokens)
-    return max((level.n for level in levels if any(h.tier is not Tier.CHECKPOINT for h in level.holders)), default=0)
+    """How many of the tokens can still be had from rows and snapshots."""
+    found = offers(ledger, memory.key, memory.tokens)
+    return found[-1].n if found else 0
 
 
 def _exact_holders(draft: Draft, memory: Memory, n: int) -> list[Holder]:
@@ -226,31 +268,28 @@ def whole_snapshot(draft: Draft, memory: Memory | None, n: int) -> tuple[Snapsho
     return snapshot, True
 
 
-def _longer_holder(draft: Draft, memory: Memory, n: int) -> Holder:
-    """A row if there is one: its cells can be shared."""
-    holders = draft.ledger.match(memory.key, memory.tokens[:n])[-1].holders
-    holders = frozenset(h for h in holders if h.tier is not Tier.CHECKPOINT)
-    return min(holders, key=lambda h: (h.tier is not Tier.ROW, h.id))
+def _longer_holder(draft: Draft, memory: Memory, n: int) -> tuple[Holder, SnapshotId | None]:
+    """Who can be cut at ``n``, and by which checkpoint; a row if there is one: its cells can be shared."""
+    offer = next(o for o in reversed(offers(draft.ledger, memory.key, memory.tokens[:n])) if o.n == n)
+    return min(offer.holders, key=lambda h: (h.tier is not Tier.ROW, h.id)), offer.checkpoint
 
 
 def _cut_copy(draft: Draft, memory: Memory | None, n: int) -> tuple[RowId, list[Op]]:
     """A row of its own for the first ``n`` tokens of a longer holder; an empty one for nothing."""
-    no_room = ServerError("Unable to save slot: no room in the KV cache to cut its prefix from a longer one")
-    source = _longer_holder(draft, memory, n) if memory else None
+    source, checkpoint = _longer_holder(draft, memory, n) if memory else (None, None)
     src = RowId(source.id) if source and source.tier is Tier.ROW else None
-    shares = draft.ledger.traits.shared_cells
-    if source and not (shares and src is not None):
-        draft.spared |= set(draft.ledger.chain(SnapshotId(source.id))) if src is None else set()
-        if shares and not reclaim(draft, draft.ledger.holder_length(source)):
-            raise no_room
-    row = _free_row(draft, spared=src)
+    shares, n_held = draft.ledger.traits.shared_cells, draft.ledger.holder_length(source) if source else 0
+    draft.spared |= {checkpoint, *(draft.ledger.chain(SnapshotId(source.id)) if source and src is None else ())}
+    n_row, n_shared = (n_held, 0) if src is None else (n, n)
+    has_cells = not shares or reclaim_for(draft, n_row, src, n_shared)
+    row = _free_row(draft, spared=src) if has_cells else None
     if row is None:
-        raise no_room
+        raise ServerError("Unable to save slot: no room in the KV cache to cut its prefix from a longer one")
     if source is None:
         return row, []
     if src is not None and shares:
-        return row, [Copy(src, row, n)]
+        return row, [Copy(src, row, n, checkpoint is not None), *cut_ops(row, n, n, checkpoint)]
     if src is None:
-        return row, [*load_ops(draft.ledger, SnapshotId(source.id), row), Trim(row, n)]
+        return row, [*load_ops(draft.ledger, SnapshotId(source.id), row), *cut_ops(row, n_held, n, checkpoint)]
     carrier = draft.new_snapshot()
-    return row, [Save(src, carrier), Load(carrier, row), Drop(carrier), Trim(row, n)]
+    return row, [Save(src, carrier), Load(carrier, row), Drop(carrier), *cut_ops(row, n_held, n, checkpoint)]

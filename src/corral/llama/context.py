@@ -53,6 +53,7 @@ class LlamaContext:
             raise LoadError("cannot make a context: the model keeps no memory of a text, so it cannot generate")
         self._n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self._traits = read_traits(model, self._handle, config, said)
+        self._has_states_only = bool(lib.llama_model_is_recurrent(model))
         # With several positions for each token (M-RoPE) a saved cell carries more than its position.
         self._plain_cells = lib.llama_model_rope_type(model) in (-1, 0, 2)
         self._n_outputs_max = self._traits.n_rows
@@ -222,7 +223,9 @@ class LlamaContext:
 
     def fault(self, data: bytes, n: int) -> str:
         traits = self._traits
-        if traits.rollback is not Rollback.ANY or not self._plain_cells:
+        if self._has_states_only:
+            return state.state_fault(data, n, traits.state_head)
+        if not self._plain_cells:
             return "" if data.startswith(traits.state_head) else "it is no saved row"
         return state.fault(data, n, traits.n_streams, traits.state_head)
 

@@ -16,7 +16,10 @@ _U32 = struct.Struct("<I")
 
 
 def fault(data: bytes, n: int, n_streams: int, head: bytes) -> str:
-    """Why these are not the cells of ``n`` tokens on ``n_streams`` pools; "" if they are. Plain attention only."""
+    """Why these are not the cells of ``n`` tokens on ``n_streams`` pools; "" if they are.
+
+    A window or a state comes after them and is not looked at.
+    """
     if data[:HEAD_BYTES] != head or len(data) < HEAD_BYTES + 4:
         return "it is no saved row"
     (found,) = _U32.unpack_from(data, HEAD_BYTES)
@@ -24,6 +27,14 @@ def fault(data: bytes, n: int, n_streams: int, head: bytes) -> str:
         mode = "-kvu" if found == 1 else f"-no-kvu -np {found}"
         return f"it was saved with {found} KV pools, here there are {n_streams}: start with {mode} to read it"
     return _cells_fault(data, n, n_streams)
+
+
+def state_fault(data: bytes, n: int, head: bytes) -> str:
+    """Why this is not a state after ``n`` tokens; "" if it is. Recurrent memory only."""
+    if data[:HEAD_BYTES] != head or len(data) < HEAD_BYTES + 4:
+        return "it is no saved row"
+    found = struct.unpack_from("<IiI", data, HEAD_BYTES) if len(data) >= HEAD_BYTES + 12 else None
+    return "" if found == (1, n - 1, 0) or (n == 0 and not found) else f"it is not the state after {n} tokens"
 
 
 def _cells_fault(data: bytes, n: int, n_streams: int) -> str:

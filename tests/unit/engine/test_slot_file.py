@@ -12,10 +12,11 @@ import pytest
 from corral.engine import slot_file
 from corral.engine.slot_file import BadSlotFile, SlotFile, is_valid_name
 from corral.errors import InvalidRequest, ServerError
+from corral.ops import SavedCheckpoint
 from corral.ports import MemoryTraits
 
 TRAITS = MemoryTraits(1024, 100, 4, 1, 64, 64, True, state_version=3)
-FILE = SlotFile((5, 6, 7), b"state of the row", {b"ckpt": b"later"})
+FILE = SlotFile((5, 6, 7), b"state of the row", (SavedCheckpoint(1, b"early"), SavedCheckpoint(2, b"")))
 
 
 def packed(file: SlotFile = FILE, version: int = 3) -> bytes:
@@ -40,6 +41,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_file_without_our_trailer_is_read(words: tuple[int, ...]) -> None:
     raw = struct.pack("<III", 0x67677371, 3, len(words)) + struct.pack(f"<{len(words)}i", *words) + b"any state"
     assert slot_file.unpack(raw, TRAITS) == SlotFile((5, 6, 7), b"any state")
+
+
+@pytest.mark.parametrize("lengths", [(0,), (2, 2), (2, 1), (3,), (9,)])
+def test_checkpoints_of_other_tokens_are_refused(lengths: tuple[int, ...]) -> None:
+    file = SlotFile((5, 6, 7), b"state", tuple(SavedCheckpoint(n, b"bytes") for n in lengths))
+    with pytest.raises(BadSlotFile, match="not of its 3 tokens"):
+        slot_file.unpack(packed(file), TRAITS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def test_no_damage_goes_unnoticed_but_a_lost_trailer() -> None:
             found = slot_file.unpack(bytes(raw), TRAITS)
         except BadSlotFile:
             continue
-        assert found.state != FILE.state
+        assert found.state != FILE.state or raw == whole[: -len(whole) + whole.index(b"ckpt")], "cut behind the state"
 
 
 @pytest.mark.parametrize(

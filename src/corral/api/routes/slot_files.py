@@ -20,6 +20,7 @@ from corral.engine.slot_file import SlotFile
 from corral.errors import InvalidRequest, NotSupported
 from corral.events import SlotDone
 from corral.ids import CacheKey, SlotId, Token
+from corral.ops import SavedCheckpoint
 from corral.tasks import SlotAction, TaskKind
 
 
@@ -49,7 +50,9 @@ async def _save(request: Request, slot: int, folder: Path) -> Response:
     path = await asyncio.to_thread(slot_file.inside, folder, name)
     done = await _act(request, TaskKind.SLOT_SAVE, slot, cache_key(request, ""))
     traits = service_of(request).runtime.traits
-    file = SlotFile(done.tokens, done.data[len(traits.state_head) :])
+    n_head = len(traits.state_head)
+    checkpoints = tuple(SavedCheckpoint(n, data[n_head:]) for n, data in done.checkpoints)
+    file = SlotFile(done.tokens, done.data[n_head:], checkpoints)
     n_bytes = await asyncio.to_thread(slot_file.save, path, file, traits.state_version)
     timings = {"save_ms": _since_ms(start_s)}
     body = {"id_slot": slot, "filename": name, "n_saved": done.n_tokens, "n_written": n_bytes, "timings": timings}
@@ -62,8 +65,10 @@ async def _restore(request: Request, slot: int, folder: Path) -> Response:
     traits = service_of(request).runtime.traits
     path = await asyncio.to_thread(slot_file.inside, folder, name)
     file, n_bytes = await asyncio.to_thread(slot_file.load, path, traits)
-    state = traits.state_head + file.state
-    done = await _act(request, TaskKind.SLOT_RESTORE, slot, cache_key(request, salt), file.tokens, state)
+    head = traits.state_head
+    checkpoints = tuple(SavedCheckpoint(n, head + data) for n, data in file.checkpoints)
+    key = cache_key(request, salt)
+    done = await _act(request, TaskKind.SLOT_RESTORE, slot, key, file.tokens, head + file.state, checkpoints)
     timings = {"restore_ms": _since_ms(start_s)}
     body = {"id_slot": slot, "filename": name, "n_restored": done.n_tokens, "n_read": n_bytes, "timings": timings}
     return json_response(body)
@@ -77,12 +82,18 @@ def _read(fields: Fields) -> tuple[str, str]:
 
 
 async def _act(
-    request: Request, kind: TaskKind, slot: int, key: CacheKey, tokens: tuple[Token, ...] = (), data: bytes = b""
+    request: Request,
+    kind: TaskKind,
+    slot: int,
+    key: CacheKey,
+    tokens: tuple[Token, ...] = (),
+    data: bytes = b"",
+    checkpoints: tuple[SavedCheckpoint, ...] = (),
 ) -> SlotDone:
     service: Service = service_of(request)
     engine = service.runtime.engine
     number = SlotId(slot % service.runtime.n_slots)
-    return await engine.act(SlotAction(engine.new_task_id(), kind, number, key, tokens, data))
+    return await engine.act(SlotAction(engine.new_task_id(), kind, number, key, tokens, data, checkpoints))
 
 
 def _since_ms(start_s: float) -> float:
