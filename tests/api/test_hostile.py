@@ -133,7 +133,7 @@ def hostile(draw: st.DrawFn, route: Route) -> bytes:
         value = draw(REPLACEMENTS)
         return draw(st.sampled_from([json.dumps(value).encode(), b"", b"{", b"\xff\xfe", b"[" * 3000, b'{"a":' * 2000]))
     body = copy.deepcopy(BODIES[route.paths[0]])
-    for _ in range(draw(st.integers(1, 3))):
+    for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
         names = sorted(route.body.model_fields) if route.body and isinstance(body, dict) else []
         if names and draw(st.booleans()):
             body[draw(st.sampled_from(names))] = copy.deepcopy(draw(REPLACEMENTS))
