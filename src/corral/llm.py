@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from corral.errors import ExceedContext, InvalidRequest
 from corral.events import Chunk, Event, Failed, Finished, StopReason, Timings, TokenProbs
 from corral.ids import AdapterId, AdapterSet, TaskId, Token, adapter_set
 from corral.runtime import Runtime
-from corral.tasks import Limits, Sampling, Task, TaskGroup
+from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task, TaskGroup
 
 Prompt = str | Sequence[Token]
 
@@ -29,7 +30,8 @@ class SamplingParams:
     """How to generate, in vLLM's names.
 
     ``max_tokens`` None: up to the end of the context. ``temperature`` 0 is greedy. ``seed`` None is random; choice i of
-    n gets seed + i. ``logprobs``: how many likely tokens to tell at each position. ``grammar`` is GBNF.
+    n gets seed + i. ``logprobs``: how many likely tokens to tell at each position. ``grammar`` is GBNF,
+    ``json_schema`` a schema or its text, ``regex`` what the whole text must match: one of the three.
     ``lora``: scales of adapters by their place in the list that LLM was given, those not named 0; None takes all as
     they were given.
     """
@@ -50,6 +52,8 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     grammar: str = ""
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str = ""
     lora: Mapping[int, float] | None = None
 
     def sampling(self) -> Sampling:
@@ -66,7 +70,18 @@ class SamplingParams:
             logit_bias=tuple((self.logit_bias or {}).items()),
             ignore_eos=self.ignore_eos,
             grammar=self.grammar,
+            constraint=self._constraint(),
         )
+
+    def _constraint(self) -> Constraint | None:
+        if bool(self.grammar) + bool(self.regex) + (self.json_schema is not None) > 1:
+            raise InvalidRequest("use one of grammar, json_schema and regex")
+        if self.regex:
+            return Constraint(ConstraintKind.REGEX, self.regex)
+        if self.json_schema is None:
+            return None
+        schema = self.json_schema
+        return Constraint(ConstraintKind.JSON_SCHEMA, schema if isinstance(schema, str) else json.dumps(schema))
 
     def limits(self) -> Limits:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -209,6 +224,8 @@ class LLM:
         if not 1 <= params.n <= n_slots:
             raise InvalidRequest(f"n must be between 1 and the number of slots ({n_slots}), but is {params.n}")
         new_id, sampling = self._runtime.engine.new_task_id, params.sampling()
+        if sampling.constraint is not None:
+            self._runtime.model.new_matcher(sampling.constraint)  # its faults are found here, and the engine goes on
         special = not params.skip_special_tokens
         parent = Task(
             new_id(),

@@ -44,15 +44,16 @@ class ConstraintKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    GBNF = "gbnf"
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What generated text must be: a JSON schema (as JSON text), a regex or a lark grammar (llguidance's dialect).
+    """What generated text must be, as a JSON schema (its text), a regex, a lark grammar (llguidance's dialect) or GBNF.
 
     It holds from the first token, or, with ``triggers``, from behind the first of these texts that is generated: what
-    comes before is free, the trigger's own text is no part of what ``text`` describes. Once held to its end, generation
-    ends.
+    comes before is free, the trigger's own text is no part of what ``text`` describes, but for ``with_trigger``. Once
+    held to its end, generation ends.
 
     ``after``: a text, such as "</think>", before whose end nothing is constrained and no trigger counts. With
     ``opener``, such as "<think>", that is so only if generation begins with the opener (white space before it does
@@ -65,6 +66,7 @@ class Constraint:
     triggers: tuple[str, ...] = ()
     after: str = ""
     opener: str = ""
+    with_trigger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class Sampling:
     """How a token is drawn from a row of logits. Names, defaults and meanings are llama-server's.
 
     ``seed`` None draws a random one when the task starts. ``logit_bias`` pairs are (token, bias); -inf bans.
-    ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token. ``grammar`` is GBNF, checked by
-    libllama; ``constraint`` is everything else that text can be held to.
+    ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token. ``grammar`` is GBNF that holds
+    from the first token, checked by libllama; ``constraint`` is everything else that text can be held to.
     """
 
     temperature: float = 0.8

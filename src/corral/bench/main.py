@@ -108,6 +108,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ctx-per-row", type=int, default=2048)
     parser.add_argument("--kv-unified", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--json-schema", metavar="FILE", type=Path, help="streams obey it; it must not end soon")
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-k, top-p, min-p; else greedy")
     parser.add_argument("--seed", type=int, help="of the prompts")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -223,6 +224,7 @@ async def _engine(args: argparse.Namespace) -> int:
         args.kv_unified,
         args.sampled,
         _seed(args),
+        args.json_schema.read_text() if args.json_schema else "",
     )
     figures = await asyncio.to_thread(offline.measure, config)
     print(short_table(f"engine@{args.rows}", figures, tuple(figures)))

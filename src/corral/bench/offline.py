@@ -19,12 +19,12 @@ from corral.events import Chunk, Event, Failed, Finished
 from corral.ids import TaskId
 from corral.ports import Tokenizer
 from corral.runtime import Runtime
-from corral.tasks import Limits, Sampling, Task
+from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineConfig:
-    """``rows`` streams of ``steps`` tokens each, all at once."""
+    """``rows`` streams of ``steps`` tokens each, all at once; ``json_schema`` is what they obey."""
 
     model: Path
     rows: int = 16
@@ -35,6 +35,7 @@ class OfflineConfig:
     kv_unified: bool = False
     sampled: bool = False
     seed: int = 1
+    json_schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ def _task(task_id: TaskId, tokenizer: Tokenizer, config: OfflineConfig, row: int
         words(config.prompt_words, config.seed, "engine", row), add_special=True, parse_special=False
     )
     temperature = 0.8 if config.sampled else 0.0
-    sampling = Sampling(temperature=temperature, seed=row + 1, ignore_eos=True)
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, config.json_schema) if config.json_schema else None
+    sampling = Sampling(temperature=temperature, seed=row + 1, ignore_eos=True, constraint=constraint)
     return Task(task_id, tuple(prompt), sampling=sampling, limits=Limits(n_predict=config.steps))
 
 

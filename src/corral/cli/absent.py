@@ -10,7 +10,7 @@ _NAMES = """
 --numa -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -sm --split-mode
 -ts --tensor-split -mg --main-gpu -fit --fit -fitt --fit-target -fitc --fit-ctx --check-tensors --override-kv
 --op-offload --no-op-offload --control-vector --control-vector-scaled
---control-vector-layer-range --log-jsonl --no-log-jsonl --log-prompts-dir -j --json-schema -jf --json-schema-file
+--control-vector-layer-range --log-jsonl --no-log-jsonl --log-prompts-dir
 -bs --backend-sampling -hfd -hfrd --hf-repo-draft -td --threads-draft -tbd --threads-batch-draft -Cd
 --cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft
 --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft

@@ -151,6 +151,11 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def _json_text(text: str) -> str:
+    _json_object(text)
+    return text
+
+
 def _pins(text: str) -> tuple[dict[str, Any], ...]:
     """One JSON object in each line that is not empty."""
     lines = [(i, line) for i, line in enumerate(_file_text(text).splitlines(), 1) if line.strip()]
@@ -243,6 +248,7 @@ KEY_FILE = Kind("FILE", _key_lines)
 LAYERS = Kind("{N,auto,all}", _layers)
 PINS = Kind("FILE", _pins)
 JSON_OBJECT = Kind("JSON", _json_object)
+JSON_TEXT = Kind("JSON", _json_text)
 BIAS = Kind("TOKEN(+/-)BIAS", _bias)
 SAMPLER_NAMES = Kind("A;B;...", _sampler_names)
 SAMPLER_LETTERS = Kind("LETTERS", _sampler_letters)

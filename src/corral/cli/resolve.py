@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from corral.api.schemas.constraint import ANY_OBJECT
 from corral.api.schemas.defaults import Defaults
 from corral.cli.parse import Parsed, UsageError
 from corral.config import (
@@ -22,7 +23,7 @@ from corral.config import (
 )
 from corral.errors import InvalidRequest
 from corral.llama.grammar import check_grammar
-from corral.tasks import DEFAULT_DRY_BREAKERS, Limits, Sampling
+from corral.tasks import DEFAULT_DRY_BREAKERS, Constraint, ConstraintKind, Limits, Sampling
 
 AUTO_SLOTS = 4
 DEMO = Path("demo")
@@ -226,6 +227,7 @@ def _sampling(args: Parsed) -> Sampling:
         logit_bias=args["logit_bias"],
         ignore_eos=args["ignore_eos"],
         grammar=_grammar(args),
+        constraint=_constraint(args),
         samplers=args["samplers"] if args["sampler_seq"] is None else args["sampler_seq"],
     )
 
@@ -241,6 +243,18 @@ def _grammar(args: Parsed) -> str:
         reason = str(error).removeprefix("Failed to initialize samplers: ")
         raise UsageError(f"--{name.replace('_', '-')}: {reason}") from None
     return text
+
+
+def _constraint(args: Parsed) -> Constraint | None:
+    """Raises UsageError where several flags say what replies obey."""
+    given = [name for name in ("grammar", "grammar_file", "json_schema", "json_schema_file") if args[name]]
+    schema = args["json_schema"] if args["json_schema_file"] is None else args["json_schema_file"]
+    if schema is None:
+        return None
+    if len(given) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{names}: use one of them")
+    return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT if schema.strip() == "{}" else schema)
 
 
 def _breakers(args: Parsed) -> tuple[str, ...]:

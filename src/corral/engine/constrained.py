@@ -46,6 +46,7 @@ class Constrained:
         self._eog = frozenset(eog)
         self._after = constraint.after.encode()
         self._triggers = [text.encode() for text in constraint.triggers if text]
+        self._with_trigger = constraint.with_trigger
         self._opener: list[Token] = []
         if constraint.after and constraint.opener:
             self._opener = tokenizer.tokenize(constraint.opener, add_special=False, parse_special=True)
@@ -115,8 +116,16 @@ class Constrained:
             text = text[found + len(self._after) :].lstrip()
             phase = self._phase_behind
         if phase is Phase.FREE:
-            return _behind_first(text, self._triggers)
+            return self._behind_trigger(text)
         return text
+
+    def _behind_trigger(self, text: bytes) -> bytes | None:
+        """What comes behind the trigger that is complete first, or from its beginning on."""
+        found = [(at + len(trigger), at) for trigger in self._triggers if (at := text.find(trigger)) >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return text[start if self._with_trigger else end :]
 
     def accept(self, token: Token) -> None:
         """The token was drawn. Raises InvalidRequest if the constraint cannot go on with it."""
@@ -160,7 +169,7 @@ class Constrained:
         if self.phase is Phase.REASONING and (found := self._tail.find(self._after)) >= 0:
             self._tail = self._tail[found + len(self._after) :].lstrip()
             self.phase = self._phase_behind
-        if self.phase is Phase.FREE and (rest := _behind_first(self._tail, self._triggers)) is not None:
+        if self.phase is Phase.FREE and (rest := self._behind_trigger(self._tail)) is not None:
             self._tail = rest
             self.phase = Phase.HELD
         if self.phase is Phase.HELD:
@@ -173,12 +182,6 @@ class Constrained:
 
     def _piece(self, token: Token) -> bytes:
         return self._tokenizer.piece(token, special=True)
-
-
-def _behind_first(text: bytes, triggers: Iterable[bytes]) -> bytes | None:
-    """What comes behind the trigger that is complete first."""
-    ends = [found + len(trigger) for trigger in triggers if (found := text.find(trigger)) >= 0]
-    return text[min(ends) :] if ends else None
 
 
 def _nothing_left(is_banned: bool) -> InvalidRequest:

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 FLOAT32_MAX = 3.4028234e38
 
-Undo = list[tuple[Ints | slice, Floats]]
-"""What was in a row before: tokens, or all of them, and their logits."""
+Undo = list[tuple[Ints, Floats]]
+"""Tokens and the logits that they had before."""
 
 
 class Edits:

@@ -142,7 +142,7 @@ def draw_listed(logits: list[float], f: Filter, uniform: float) -> int:
         rest -= weight
         if rest < 0.0:
             return column
-    return len(weights) - 1
+    return max((column for column, weight in enumerate(weights) if weight > 0.0), default=0)
 
 
 def keep_wide(row: Floats, f: Filter) -> Kept:

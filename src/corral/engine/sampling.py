@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from corral.engine.constrained import Constrained
-from corral.engine.edits import FLOAT32_MAX, Edits, Undo, undo
+from corral.engine.edits import FLOAT32_MAX, Edits, undo
 from corral.engine.probs import (
     Candidates,
     Filter,
@@ -99,21 +99,29 @@ class RowSampler:
         allowed = self.allowed is None or bool(self.allowed[token])
         return allowed and self.edits.only_bans and not self.edits.touches(token)
 
-    def apply(self, row: Floats) -> Undo:
-        """Change the row to what is drawn from; returns what ``undo`` needs."""
-        if self.allowed is None:
-            return self.edits.apply(row)
-        before = row.copy()
-        np.copyto(row, -np.inf, where=~self.allowed)
-        return [(slice(None), before), *self.edits.apply(row)]
-
     def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
-        """What ``read`` makes of the changed row, which is as before afterwards."""
-        edits = self.apply(row)
+        """What ``read`` makes of the edited row, which is as before afterwards."""
+        edits = self.edits.apply(row)
         try:
             return read(row)
         finally:
             undo(row, edits)
+
+    def candidates(self, row: Floats, k: int) -> Candidates:
+        """The k likeliest that may be drawn, fewer where fewer are allowed."""
+        if self.allowed is None:
+            return self.reading(row, partial(candidates, k=k))
+        tokens = self.allowed.nonzero()[0]
+        best, logits = candidates(self.reading(row, lambda edited: edited[tokens]), k)
+        return tokens[best], logits
+
+    def keep_wide(self, row: Floats, f: Filter) -> Kept:
+        """What the filter keeps of all that may be drawn."""
+        if self.allowed is None:
+            return self.reading(row, partial(keep_wide, f=f))
+        tokens = self.allowed.nonzero()[0]
+        kept = keep_wide(self.reading(row, lambda edited: edited[tokens]), f)
+        return Kept(tokens[kept.tokens], kept.weights)
 
     def accept(self, token: Token) -> None:
         """Add a drawn token to the history."""
@@ -260,7 +268,7 @@ def _pick_all(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> dict[in
         elif 0 < f.top_k <= N_NARROW:
             narrow.append(_Draw(at, i, row, sampler, f))
         else:
-            picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.reading(row, partial(keep_wide, f=f)))
+            picked |= _draw([_Draw(at, i, row, sampler, f)], sampler.keep_wide(row, f))
     return picked | _draw_narrow(logits, narrow) if narrow else picked
 
 
@@ -278,16 +286,16 @@ def _draw_narrow(logits: Floats, draws: Sequence[_Draw]) -> dict[int, Picked]:
 
 def _find(logits: Floats, draws: Sequence[_Draw]) -> Candidates:
     """The candidates of all draws as a table: found together if rows lie side by side and ask for the same number."""
-    filters = [d.filter for d in draws]
-    k, first, n = filters[0].top_k, draws[0].i, len(draws)
-    if n > 1 and all(f.top_k == k for f in filters) and [d.i for d in draws] == list(range(first, first + n)):
-        edits = [d.sampler.apply(d.raw) for d in draws]
+    k, first, n = draws[0].filter.top_k, draws[0].i, len(draws)
+    is_alike = all(d.sampler.allowed is None and d.filter.top_k == k for d in draws)
+    if n > 1 and is_alike and [d.i for d in draws] == list(range(first, first + n)):
+        edits = [d.sampler.edits.apply(d.raw) for d in draws]
         try:
             return candidates_of_all(logits[first : first + n], k)
         finally:
             for d, edit in zip(draws, edits, strict=True):
                 undo(d.raw, edit)
-    return table([d.sampler.reading(d.raw, partial(candidates, k=d.filter.top_k)) for d in draws])
+    return table([d.sampler.candidates(d.raw, d.filter.top_k) for d in draws])
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
@@ -327,7 +335,7 @@ def _draw(draws: Sequence[_Draw], kept: Kept) -> dict[int, Picked]:
 def _greedy(raw: Floats, sampler: RowSampler) -> Picked:
     token = int(raw.argmax())
     if not sampler.is_likeliest(token):
-        token = int(sampler.reading(raw, np.argmax))
+        token = int(sampler.candidates(raw, 1)[0][0])
     n = sampler.sampling.n_probs
     if n <= 0:
         return Picked(token)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from corral.errors import InvalidRequest
 from corral.guidance.blame import where
@@ -20,6 +21,9 @@ from corral.ports import ModelInfo, Tokenizer
 from corral.tasks import Constraint, ConstraintKind
 
 T = TypeVar("T")
+
+_STACK_SIZE = threading.Lock()
+"""Python has one size for the stacks of all new threads."""
 
 N_REMEMBERED = 64
 STACK_BYTES = 512 << 20
@@ -84,6 +88,8 @@ class Guide:
             case ConstraintKind.LARK:
                 check_lark(text)
                 grammar = LLMatcher.grammar_from_lark(text)
+            case ConstraintKind.GBNF:
+                grammar = LLMatcher.grammar_from_lark(_lark_of(text))
         matcher, fault = self._try(grammar)
         if fault:
             raise InvalidRequest(f"{kind}: {fault}")
@@ -97,10 +103,15 @@ class Guide:
                 f"json_schema: not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
             ) from None
         check_schema(schema)
-        matcher, fault = self._try(_schema_grammar(schema))
+        matcher, fault = self._try_schema(schema)
         if fault:
-            raise InvalidRequest(where(schema, fault, lambda part: self._try(_schema_grammar(part))[1]))
+            raise InvalidRequest(where(schema, fault, lambda part: self._try_schema(part)[1]))
         return matcher
+
+    def _try_schema(self, schema: object) -> tuple[LLMatcher, str]:
+        shown = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
+        text = orjson.dumps(shown).decode()
+        return self._try(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE}))
 
     def _try(self, grammar: str) -> tuple[LLMatcher, str]:
         """The matcher, and why it cannot be used if it cannot. Its first mask is tried too: much shows only there."""
@@ -120,10 +131,11 @@ class Guide:
         return vocabulary
 
 
-def _schema_grammar(schema: object) -> str:
-    return LLMatcher.grammar_from_json_schema(
-        orjson.dumps(schema).decode(), defaults={"whitespace_pattern": WHITE_SPACE}
-    )
+def _lark_of(gbnf: str) -> str:
+    try:
+        return gbnf_to_lark(gbnf)
+    except Exception as error:  # some of its errors are bare ones
+        raise InvalidRequest(f"Failed to initialize samplers: grammar: {str(error) or 'nested too deep'}") from None
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:
@@ -137,12 +149,13 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread = threading.Thread(target=run, name="corral-compile", daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    thread = threading.Thread(target=run, name="corral-compile", daemon=True)
+    with _STACK_SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     thread.join()
     if errors:
         raise errors[0]

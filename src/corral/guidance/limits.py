@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,8 +13,10 @@ from corral.tasks import ConstraintKind
 
 MAX_CHARS = 256_000
 MAX_DEPTH = 100
-MAX_PROPERTY_WORK = 4_000_000  # squares of the numbers of properties, summed: 2000 take half a second
-MAX_MULTIPLES = 20_000  # the sum of multipleOf, written without decimals: its square is the cost
+MAX_WORK = 4_000_000  # squares of the numbers of properties or alternatives, summed: 2000 take half a second
+MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf, written without decimals: its square is the cost
+
+_SQUARE = (("properties", 1), ("patternProperties", 100), ("oneOf", 10), ("allOf", 10))
 
 _JSON = re.compile(r"%json\s*(?=[{\[tf])")
 
@@ -28,16 +31,16 @@ def check_schema(schema: object) -> None:
     """Raises InvalidRequest for a schema that would take too long to compile, and for what is no schema."""
     if not isinstance(schema, dict | bool):
         raise InvalidRequest("json_schema: a schema is an object or a boolean")
-    n_work = n_multiples = 0
+    n_work, multiple = 0, 1
     for pointer, part in _objects(schema):
-        n_work += len(part) ** 2
-        if n_work > MAX_PROPERTY_WORK:
-            raise InvalidRequest(f"json_schema: {pointer or '/'}: too many members; about 2000 are possible")
-        n_multiples += _coefficient(part.get("multipleOf"))
-        if n_multiples > MAX_MULTIPLES:
+        n_work += sum(weight * len(members) ** 2 for name, weight in _SQUARE if (members := _members(part, name)))
+        if n_work > MAX_WORK:
+            raise InvalidRequest(f"json_schema: {pointer or '/'}: too many members: 2000 properties, 600 alternatives")
+        multiple = math.lcm(multiple, _coefficient(part.get("multipleOf")) or 1)
+        if multiple > MAX_MULTIPLE:
             raise InvalidRequest(
-                f"json_schema: {pointer}/multipleOf: {part['multipleOf']} is too large or has too many digits; the sum "
-                f"of all, written without decimals, can be {MAX_MULTIPLES}"
+                f"json_schema: {pointer}/multipleOf: {part['multipleOf']} is too large or has too many digits: the "
+                f"least common multiple of all, written without decimals, can be {MAX_MULTIPLE}"
             )
 
 
@@ -64,6 +67,11 @@ def _objects(schema: object) -> Iterator[tuple[str, dict[str, object]]]:
             todo += ((f"{pointer}/{escaped(key)}", item, depth + 1) for key, item in value.items())
         elif isinstance(value, list):
             todo += ((f"{pointer}/{i}", item, depth + 1) for i, item in enumerate(value))
+
+
+def _members(part: dict[str, object], name: str) -> dict[str, object] | list[object]:
+    members = part.get(name)
+    return members if isinstance(members, dict | list) else []
 
 
 def escaped(key: str) -> str:

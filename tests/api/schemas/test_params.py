@@ -99,14 +99,19 @@ def test_refusals(body: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"json_schema": {}},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"json_schema": 5},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
         {"response_format": {"type": "poem"}},
-        {"grammar_lazy": True},
+        {"response_format": "json"},
+        {"grammar_lazy": True, "grammar": 'root ::= "a"'},
+        {"grammar_lazy": True, "grammar": 'root ::= "a"', "grammar_triggers": [{"type": 2, "value": "a.*"}]},
+        {"grammar_lazy": True, "regex": "a", "grammar_triggers": [{"type": 1}]},
+        {"json_schema": {}, "grammar": 'root ::= "a"'},
+        {"json_schema": {}, "response_format": {"type": "json_object"}},
+        {"regex": "a", "lark": 'start: "a"'},
     ],
 )
-def test_a_constraint_is_never_ignored(body: dict[str, object]) -> None:
+def test_a_constraint_that_is_not_one_is_never_ignored(body: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         read(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +15,7 @@ from corral.cli.parse import Parsed, UsageError, parse
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import MIB, ApiKey, ContextConfig, EngineConfig, ModelConfig, ServerConfig
 from corral.errors import LoadError
-from corral.tasks import DEFAULT_SAMPLERS, Sampling
+from corral.tasks import DEFAULT_SAMPLERS, Constraint, ConstraintKind, Sampling
 
 
 def settings(*words: str) -> Settings:
@@ -178,6 +179,20 @@ def test_n5_a_key_has_one_weight(tmp_path: Path) -> None:
     assert len(settings("--api-key", "b", "--api-key-file", path).server.api_keys) == 2
     with pytest.raises(UsageError, match="given twice"):
         settings("--api-key", "a", "--api-key-file", path)
+
+
+@pytest.mark.parametrize("name", ["-j", "-jf"])
+def test_a_schema_for_every_reply(name: str, tmp_path: Path) -> None:
+    def value(text: str) -> str:
+        (tmp_path / "schema").write_text(text)
+        return text if name == "-j" else str(tmp_path / "schema")
+
+    held = settings(name, value('{"type": "array"}')).defaults.sampling.constraint
+    assert held == Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "array"}')
+    held = settings(name, value("{}")).defaults.sampling.constraint
+    assert held is not None and json.loads(held.text) == {"type": "object"}
+    with pytest.raises(UsageError, match="use one of them"):
+        settings(name, value("{}"), "--grammar", 'root ::= "a"')
 
 
 def test_tls_needs_both_files(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def settings_json(
 ) -> Json:
     """Everything, in llama-server's order. ``seed`` is the one that was used."""
     s = sampling
+    triggers = s.constraint.triggers if s.constraint else ()
     used_seed = s.seed if seed is None else seed
     return {
         "seed": RANDOM_SEED if used_seed is None else used_seed,
@@ -76,9 +77,9 @@ def settings_json(
         "logit_bias": [{"bias": None if math.isinf(bias) else bias, "token": token} for token, bias in s.logit_bias],
         "n_probs": s.n_probs,
         "min_keep": s.min_keep,
-        "grammar": s.grammar,
-        "grammar_lazy": False,
-        "grammar_triggers": [],
+        "grammar": s.grammar or (s.constraint.text if s.constraint else ""),
+        "grammar_lazy": bool(triggers),
+        "grammar_triggers": [{"type": 1, "value": text} for text in triggers],
         "preserved_tokens": [],
         "chat_format": "Content-only",
         "reasoning_format": "none",

@@ -17,6 +17,7 @@ from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
 from corral.api.service import Service, cache_key, tenant_of
 from corral.api.sessions import SessionKey
+from corral.tasks import Sampling
 
 CONVERSATION_ID = "x-conversation-id"
 """The header of requests whose streams can be resumed."""
@@ -25,11 +26,15 @@ CONVERSATION_ID = "x-conversation-id"
 def read_checked_chat(fields: Fields, service: Service) -> Chat:
     """Raises InvalidRequest, also for a grammar or constraint that does not work."""
     asked = read_chat(fields, service)
-    sampling = asked.params.sampling
+    check_held(asked.params.sampling, service)
+    return asked
+
+
+def check_held(sampling: Sampling, service: Service) -> None:
+    """Compile what text is held to, here and not on the engine's thread, which then finds it. Raises InvalidRequest."""
     service.runtime.model.check_grammar(sampling.grammar)
     if sampling.constraint is not None:
         service.runtime.model.new_matcher(sampling.constraint)
-    return asked
 
 
 def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
@@ -37,7 +42,7 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     tokenizer = service.runtime.model.tokenizer
     prompts = read_prompts(fields, tokenizer)
     params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
-    service.runtime.model.check_grammar(params.sampling.grammar)
+    check_held(params.sampling, service)
     return prompts, params
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,14 +19,15 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Longer bodies are parsed and tokenised by a worker thread: they would hold up everybody's tokens."""
-SLOW = (b'"grammar"', b'"tools"', b'"previous_response_id"')
-"""So are bodies with a grammar or tools, whose check takes time, and those that need what a file holds."""
+SLOW = re.compile(rb"grammar|json_schema|response_format|regex|lark|tools|previous_response_id|\\u")
+"""So are bodies with what must be compiled, which takes time, also if a name is written with escapes, and those that
+need what a file holds."""
 
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     """``read`` of the body's members. Raises InvalidRequest."""
     raw = await raw_body(request)
-    if len(raw) <= INLINE_BYTES and not any(word in raw for word in SLOW):
+    if len(raw) <= INLINE_BYTES and not SLOW.search(raw):
         return read(Fields(parse_object(raw)))
     return await asyncio.to_thread(lambda: read(Fields(parse_object(raw))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from corral.api.schemas.constraint import behind_thoughts
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt
@@ -15,6 +16,7 @@ from corral.chat.messages import read_messages
 from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
 from corral.ports import Rollback
+from corral.tasks import Sampling
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
@@ -55,11 +57,21 @@ def read_chat(fields: Fields, service: Service) -> Chat:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
     if not rendered.is_plain:
         params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
-    if constraint := service.chat.constraint(rendered, request):
-        params = replace(params, sampling=replace(params.sampling, constraint=constraint))
+    params = replace(params, sampling=_held(params.sampling, request, rendered, service))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
     prompt = service.chat.tokens(rendered)
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
+
+
+def _held(sampling: Sampling, request: ChatRequest, rendered: Rendered, service: Service) -> Sampling:
+    """What the reply is held to: what the body asks for, or what its tools need."""
+    own = sampling.constraint
+    for_tools = service.chat.constraint(rendered, request)
+    if for_tools is None:
+        return sampling if own is None else replace(sampling, constraint=behind_thoughts(own, rendered))
+    if own is not None and own != service.defaults.sampling.constraint:
+        raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
+    return replace(sampling, constraint=for_tools)
 
 
 def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered]:

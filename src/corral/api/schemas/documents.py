@@ -59,6 +59,12 @@ class CompletionFields(BaseModel):
     )
     ignore_eos: bool = False
     grammar: str = Field("", description="GBNF that the text must match.")
+    grammar_lazy: bool = Field(False, description="What the text must match begins with one of grammar_triggers.")
+    grammar_triggers: list[dict[str, Any]] = Field([], description="Objects with type (0 token, 1 word) and value.")
+    json_schema: dict[str, Any] | str | None = Field(None, description="Schema that the text obeys.")
+    response_format: dict[str, Any] | None = Field(None, description="As OpenAI's: text, json_object, json_schema.")
+    regex: str = Field("", description="What the whole text must match.")
+    lark: str = Field("", description="A lark grammar, as llguidance reads it, that the text must match.")
     n_probs: int = Field(0, ge=0, description="Show the probabilities of that many likeliest tokens.")
     post_sampling_probs: bool = False
     min_keep: int = Field(0, ge=0)

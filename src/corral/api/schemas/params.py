@@ -9,7 +9,6 @@ from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.sampling import read_sampling
 from corral.config import ServerConfig
-from corral.errors import InvalidRequest
 from corral.ids import SlotId, Token
 from corral.ports import Tokenizer
 from corral.tasks import MAX_PRIORITY, Limits, Sampling
@@ -48,7 +47,6 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
     """Read every field in llama-server's order. Raises InvalidRequest for the first that is wrong."""
     n_predict = fields.integer("n_predict", "max_completion_tokens", "max_tokens", default=-1, low=-1)
     n = fields.integer("n_cmpl", "n", default=1, low=1, high=n_slots)
-    _refuse_constraints(fields)
     return Params(
         n=n,
         stream=fields.boolean("stream"),
@@ -110,17 +108,3 @@ def _preserved(fields: Fields, tokenizer: Tokenizer) -> frozenset[Token]:
 def _id_slot(fields: Fields, n_slots: int) -> SlotId | None:
     id_slot = fields.clamped("id_slot", -1)
     return None if id_slot < 0 else SlotId(id_slot % n_slots)
-
-
-def _refuse_constraints(fields: Fields) -> None:
-    """What would shape the text and is not implemented is refused: an answer without it would be wrong."""
-    if fields.value("json_schema") is not None:
-        raise InvalidRequest("Field 'json_schema': structured output is not supported yet; use 'grammar'")
-    response_format = Fields(fields.object("response_format") or {})
-    kind = response_format.text("type", "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {kind}')
-    if kind != "text":
-        raise InvalidRequest(f"Field 'response_format': type '{kind}' is not supported yet; use 'grammar'")
-    if fields.boolean("grammar_lazy"):
-        raise InvalidRequest("Field 'grammar_lazy': grammars with triggers are not supported yet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from corral.api.schemas.constraint import read_held
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.errors import InvalidRequest
 from corral.ids import Token
@@ -34,6 +35,7 @@ RANDOM_SEED = 2**32 - 1
 def read_sampling(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> Sampling:
     """Sampling as the body asks for it. Raises InvalidRequest."""
     d = default
+    grammar, constraint = read_held(fields, d, tokenizer)
     return Sampling(
         temperature=fields.number("temperature", d.temperature, low=0.0),
         dynatemp_range=fields.number("dynatemp_range", d.dynatemp_range),
@@ -65,7 +67,8 @@ def read_sampling(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> Sa
         post_sampling_probs=fields.boolean("post_sampling_probs", d.post_sampling_probs),
         logit_bias=_logit_bias(fields, d, tokenizer),
         ignore_eos=fields.boolean("ignore_eos", d.ignore_eos),
-        grammar=fields.text("grammar", d.grammar),
+        grammar=grammar,
+        constraint=constraint,
         samplers=_samplers(fields, d),
     )
 

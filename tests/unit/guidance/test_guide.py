@@ -1,0 +1,261 @@
+"""What is compiled is obeyed; what cannot be is refused with its place, soon."""
+
+import json
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from corral.errors import InvalidRequest
+from corral.guidance.guide import Guide
+from corral.guidance.matcher import GuidedMatcher
+from corral.sim.model import SimModel
+from corral.sim.tokenizer import EOS
+from corral.tasks import Constraint, ConstraintKind
+
+MODEL = SimModel()
+GUIDE = Guide(MODEL.tokenizer, MODEL.info)
+NOT_SIMPLE = 1 - np.isin(np.arange(MODEL.info.n_vocab), [EOS, *b'0123456789abcxyz{}[]":,.-T ']).astype(np.float32)
+
+
+def matcher(kind: ConstraintKind, text: str) -> GuidedMatcher:
+    return GUIDE.matcher(Constraint(kind, text))
+
+
+def of_schema(schema: Any) -> GuidedMatcher:
+    return matcher(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def walk(held: GuidedMatcher, seed: int, n_max: int = 2000) -> str:
+    """The text of a random walk over what is allowed: it ends where it can, likelier with every token."""
+    random, tokens = Random(seed), []
+    for n in range(n_max):
+        if held.is_complete:
+            break
+        allowed = np.flatnonzero(held.allowed())
+        if EOS in allowed and (random.random() < 0.3 + n / 100 or len(allowed) <= 2):
+            break
+        plain = [t for t in allowed.tolist() if not NOT_SIMPLE[t] and t != EOS]
+        closing = [t for t in plain if t in b'}]"' and n > 40]
+        token = random.choice(closing or plain or [t for t in allowed.tolist() if t not in MODEL.info.eog_tokens])
+        held.accept(token)
+        tokens.append(token)
+    else:
+        raise AssertionError("the walk does not end")
+    return MODEL.tokenizer.detokenize(tokens, special=False)
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+TREE = {"$defs": {"n": an_object(v={"type": "integer"}, c={"type": "array", "items": {"$ref": "#/$defs/n"}})}}
+
+OBEYED: list[Any] = [
+    True,
+    {},
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": "boolean"},
+    {"type": "null"},
+    {"type": "array"},
+    {"type": "object"},
+    {"type": ["string", "null"]},
+    {"type": ["integer", "boolean", "array"]},
+    {"enum": ["red", "green", 3, None, [1], {"a": 1}]},
+    {"enum": ['quote " and \\ and \n']},
+    {"const": "one"},
+    {"const": {"a": [1, 2, {"b": None}]}},
+    an_object(a={"type": "string"}),
+    an_object(a={"type": "string"}, b={"type": "integer"}, c={"type": "boolean"}),
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "required": ["b"]},
+    {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "object", "required": ["zz"], "additionalProperties": {"type": "integer"}},
+    {"type": "object", "minProperties": 1, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "maxProperties": 1, "additionalProperties": {"type": "integer"}},
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+    {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"}, "minItems": 3, "maxItems": 5},
+    {"type": "array", "items": {"type": "array", "items": {"type": "null"}, "maxItems": 2}, "maxItems": 3},
+    {"type": "integer", "minimum": 5, "maximum": 17},
+    {"type": "integer", "exclusiveMinimum": -3, "exclusiveMaximum": 3},
+    {"type": "number", "minimum": -1.5, "maximum": 2.25},
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 1000},
+    {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 10},
+    {"type": "string", "minLength": 3, "maxLength": 5},
+    {"type": "string", "maxLength": 0},
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    {"type": "string", "pattern": "^.{0,3}b.a$"},
+    {"type": "string", "format": "date"},
+    {"type": "string", "format": "time"},
+    {"type": "string", "format": "date-time"},
+    {"type": "string", "format": "uuid"},
+    {"type": "string", "format": "ipv4"},
+    {"type": "string", "format": "ipv6"},
+    {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}]},
+    {"anyOf": [an_object(a={"type": "integer"}), an_object(b={"type": "integer"})]},
+    {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 2}, {"type": "null"}]},
+    {"oneOf": [an_object(k={"const": "x"}, v={"type": "integer"}), an_object(k={"const": "y"})]},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]},
+    {"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"required": ["b"]}]},
+    {"$defs": {"p": {"type": "integer", "minimum": 0}}, "type": "array", "items": {"$ref": "#/$defs/p"}},
+    {"definitions": {"p": {"enum": [1, 2]}}, "$ref": "#/definitions/p"},
+    {**TREE, "$ref": "#/$defs/n"},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False},
+    {"type": "string", "title": "t", "description": "d", "default": "x", "examples": ["y"], "maxLength": 3},
+    {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"const": 1}, {"const": 2}]},
+    {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"},
+]
+
+REFUSED: list[tuple[Any, str]] = [
+    (an_object(a={"not": {"type": "string"}}), "/properties/a/not: the keyword 'not' is not supported"),
+    ({"type": "array", "uniqueItems": True}, "/uniqueItems: the keyword 'uniqueItems'"),
+    ({"type": "array", "contains": {"type": "integer"}}, "/contains: the keyword 'contains'"),
+    ({"if": {"type": "string"}, "then": {"maxLength": 1}}, "/if: the keyword 'if'"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "/dependentRequired: the keyword"),
+    ({"type": "object", "propertyNames": {"maxLength": 2}}, "/propertyNames: the keyword"),
+    ({"anyOf": [{"type": "null"}, {"unevaluatedProperties": False}]}, "/anyOf/1/unevaluatedProperties: the keyword"),
+    ({"$defs": {"q": {"type": "array", "uniqueItems": True}}, "$ref": "#/$defs/q"}, "/$defs/q/uniqueItems: "),
+    (an_object(**{"a/b": {"type": "array", "items": {"format": "odd"}}}), "/properties/a~1b/items/format: Unknown"),
+    ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]}, "/oneOf: the keyword 'oneOf'"),
+    ({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}, "/anyOf/1/pattern: regex parse error"),
+    ({"type": "string", "pattern": "*a"}, "/pattern: regex parse error"),
+    ({"type": "string", "pattern": "(?=a)b"}, "/pattern: regex parse error"),
+    ({"type": "text"}, "/type: Invalid type: text"),
+    ({"$ref": "#/nowhere"}, "/$ref: "),
+    ({"$ref": "https://example.org/a.json"}, "/$ref: "),
+    ({"$ref": "#"}, "no text satisfies it"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema: minimum (5) is greater"),
+    ({"enum": []}, "/enum: Unsatisfiable"),
+    ({"type": "string", "minLength": -1}, "/minLength: "),
+    (False, "Unsatisfiable"),
+    ({"multipleOf": 99_999_991}, "/multipleOf: 99999991 is too large"),
+    ([1], "a schema is an object or a boolean"),
+]
+
+
+@pytest.mark.parametrize("schema", OBEYED, ids=range(len(OBEYED)))
+def test_a_schema_is_obeyed(schema: Any) -> None:
+    checker = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+    for seed in range(12):
+        checker.validate(json.loads(walk(of_schema(schema), seed)))
+
+
+@pytest.mark.parametrize(("schema", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_a_schema_that_cannot_be_obeyed_is_refused_by_name_and_place(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        of_schema(schema)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("json_schema: ")
+
+
+def nested(n: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(n):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def hostile() -> Iterator[tuple[ConstraintKind, str]]:
+    yield ConstraintKind.REGEX, "(" * 60_000
+    yield ConstraintKind.REGEX, "a" * 300_000
+    yield ConstraintKind.LARK, "start: " + "(" * 60_000
+    yield ConstraintKind.LARK, "rout: 'a'"
+    yield ConstraintKind.LARK, 'start: %json {"multipleOf": 99999991}'
+    yield ConstraintKind.LARK, "start: start"
+    yield ConstraintKind.GBNF, "root ::= " + "(" * 20_000
+    yield ConstraintKind.GBNF, 'rout ::= "a"'
+    yield ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "pattern": "(" * 60_000})
+    yield ConstraintKind.JSON_SCHEMA, json.dumps(nested(300))
+    yield ConstraintKind.JSON_SCHEMA, json.dumps({"allOf": [{"multipleOf": 1499}, {"multipleOf": 1493}]})
+    yield ConstraintKind.JSON_SCHEMA, "[" * 60_000
+    yield ConstraintKind.JSON_SCHEMA, "{"
+    yield ConstraintKind.JSON_SCHEMA, json.dumps({"properties": {f"p{i}": {} for i in range(5000)}})
+
+
+@pytest.mark.parametrize(("kind", "text"), list(hostile()), ids=range(len(list(hostile()))))
+def test_54_hostile_texts_are_refused_soon(kind: ConstraintKind, text: str) -> None:
+    start_s = time.process_time()
+    with pytest.raises(InvalidRequest):
+        matcher(kind, text)
+    assert time.process_time() - start_s < 4.0  # of processor time, where others work beside it
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (ConstraintKind.LARK, "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(15_000)) + 'r15000: "a"'),
+        (
+            ConstraintKind.JSON_SCHEMA,
+            json.dumps(
+                {
+                    "$defs": {f"n{i}": {"$ref": f"#/$defs/n{i + 1}"} for i in range(5000)} | {"n5000": {"const": 1}},
+                    "$ref": "#/$defs/n0",
+                }
+            ),
+        ),
+    ],
+)
+def test_long_chains_of_rules_do_not_overflow_the_stack(kind: ConstraintKind, text: str) -> None:
+    assert walk(matcher(kind, text), 0) in ("a", "1")
+
+
+@pytest.mark.parametrize("text", ["a{1000000}", "b*(a{1000}){1000}", "(.*a.{200}){3}", "(a|b)*a(a|b){20}"])
+def test_54_no_regex_holds_the_others_up(text: str) -> None:
+    start_s = time.process_time()
+    held = matcher(ConstraintKind.REGEX, text)
+    try:
+        for token in b"baaaaaaaaaaaaaaaaaaa":
+            if held.allowed()[token]:
+                held.accept(token)
+    except InvalidRequest:
+        pass  # given up
+    assert time.process_time() - start_s < 2.0
+
+
+def test_a_pattern_need_not_match_the_whole_string() -> None:
+    held = of_schema({"type": "string", "pattern": "b.a"})
+    assert held.would_accept(b'"xxbcaxx"') and not held.would_accept(b'"xx"')
+
+
+def test_a_regex_matches_the_whole_text() -> None:
+    held = matcher(ConstraintKind.REGEX, "a{2,3}b?")
+    assert {walk(held_, seed) for seed in range(30) for held_ in [matcher(ConstraintKind.REGEX, "a{2,3}b?")]} == {
+        "aa",
+        "aab",
+        "aaa",
+        "aaab",
+    }
+    assert held.would_accept(b"aab") and not held.would_accept(b"ab")
+    with pytest.raises(InvalidRequest, match=r"^regex: the text cannot be held to it any further"):
+        held.accept_text(b"x")
+
+
+def test_control_tokens_are_no_text() -> None:
+    held = matcher(ConstraintKind.REGEX, "<.*>")
+    held.accept_text(b"<")
+    allowed = held.allowed()
+    control = [t for t in range(MODEL.info.n_vocab) if not MODEL.tokenizer.piece(t, special=False)]
+    assert not allowed[control].any() and allowed[ord("s")]
+
+
+def test_matchers_of_one_text_do_not_disturb_each_other() -> None:
+    one, other = (matcher(ConstraintKind.REGEX, "ab") for _ in range(2))
+    one.accept(ord("a"))
+    assert other.allowed()[ord("a")] and one.allowed()[ord("b")]
+
+
+def test_the_text_between_the_tokens_of_json_is_short() -> None:
+    held = of_schema(an_object(a={"type": "integer"}))
+    assert held.would_accept(b'{ "a": 1 }') and held.would_accept(b'{\n  "a": 1\n}')
+    assert not held.would_accept(b"{  ") and not held.would_accept(b"{\n\n\n")
