@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
@@ -14,8 +15,12 @@ from corral.engine.disk_tier import DiskTier
 from corral.engine.sampling import new_row_sampler
 from corral.engine.shift import can_move
 from corral.engine.thread import EngineThread
-from corral.ports import AdapterInfo, Context, MemoryTraits, Model, ModelInfo
+from corral.ports import Clock, Context, MemoryTraits, Model, ModelInfo
 from corral.tasks import Sampling
+
+if TYPE_CHECKING:
+    from corral.sim.clock import VirtualClock
+    from corral.sim.model import SimSpec
 
 log = logging.getLogger("corral.runtime")
 
@@ -62,13 +67,16 @@ class Runtime:
 
     @staticmethod
     def simulated(
-        context: ContextConfig, engine: EngineConfig, seed: int = 0, adapters: tuple[AdapterInfo, ...] = ()
+        context: ContextConfig, engine: EngineConfig, spec: SimSpec | None = None, clock: VirtualClock | None = None
     ) -> Runtime:
-        """The same over the fake model, for tests and trials without weights."""
-        from corral.sim.model import SimModel, SimSpec
+        """The same over the fake model, for tests and trials without weights.
 
-        model = SimModel(SimSpec(seed=seed, adapters=adapters))
-        return _start(model, model.new_context(context), context, engine)
+        The fake is fast beyond comparison; with a ``clock`` its steps take the time that those of a real model do.
+        """
+        from corral.sim.model import SimModel
+
+        model = SimModel(spec)
+        return _start(model, model.new_context(context, clock), context, engine, clock=clock)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raises InvalidRequest if no task with this sampling could run. From any thread."""
@@ -86,6 +94,7 @@ def _start(
     shape: ContextConfig,
     config: EngineConfig,
     first: Callable[[], None] | None = None,
+    clock: Clock | None = None,
 ) -> Runtime:
     if config.context_shift and not can_move(context.traits):
         log.warning("--context-shift is ignored: this model's memory cannot be shifted")
@@ -96,7 +105,7 @@ def _start(
         context.close()
         model.close()
         raise
-    thread = EngineThread(Engine(model, context, SystemClock(), config, disk))
+    thread = EngineThread(Engine(model, context, clock or SystemClock(), config, disk))
     if disk:
         disk.on_news = thread.wake
     thread.start(first)

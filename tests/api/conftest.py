@@ -13,6 +13,9 @@ from tests.api.live import client
 from corral.config import ContextConfig, EngineConfig, ServerConfig
 from corral.ports import AdapterInfo
 from corral.runtime import Runtime
+from corral.sim.clock import VirtualClock
+from corral.sim.model import SimSpec
+from corral.sim.shape import Kind
 
 SimServer = Callable[..., httpx.Client]
 
@@ -24,11 +27,17 @@ def simulated(
     n_batch: int = 256,
     max_queue: int = 100,
     adapters: tuple[AdapterInfo, ...] = (),
-    context_shift: bool = False,
+    kind: Kind = Kind.ATTENTION,
+    unified: bool = True,
+    clock: VirtualClock | None = None,
+    **settings: Any,
 ) -> Iterator[Runtime]:
-    context = ContextConfig(n_ctx=n_ctx, n_slots=n_slots, n_rows=n_slots + 2, n_batch=n_batch, n_ubatch=n_batch)
-    engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, context_shift=context_shift, audit=True)
-    runtime = Runtime.simulated(context, engine, adapters=adapters)
+    """``settings`` are further ones of ``EngineConfig``. A sliding window is of 16 tokens."""
+    n_rows = n_slots + 2 * unified
+    context = ContextConfig(n_ctx, n_slots, n_rows, n_batch=n_batch, n_ubatch=n_batch, kv_unified=unified)
+    engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True, **settings)
+    spec = SimSpec(adapters=adapters, kind=kind, window=16 if kind is Kind.SLIDING else 0)
+    runtime = Runtime.simulated(context, engine, spec, clock)
     try:
         yield runtime
     finally:
