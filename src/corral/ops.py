@@ -96,12 +96,13 @@ class Shelve:
     """Hand the bytes of a snapshot and of those it rests on to the disk tier; they stay in RAM.
 
     ``links`` are a snapshot, where it starts and its tokens from there on, each; the first is that with start 0.
-    Computing it all takes ``prefill_ms``.
+    Computing it all takes ``prefill_ms``. ``checkpoints`` with their lengths go with it, those that are still there.
     """
 
     key: CacheKey
     links: tuple[tuple[SnapshotId, int, tuple[Token, ...]], ...]
     prefill_ms: float
+    checkpoints: tuple[tuple[SnapshotId, int], ...] = ()
 
 
 class SavedCheckpoint(NamedTuple):

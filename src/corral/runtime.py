@@ -122,6 +122,7 @@ def state_identity(info: ModelInfo, config: ContextConfig, traits: MemoryTraits)
     """All that the bytes of a saved row depend on besides its tokens and adapters (these are part of cache keys)."""
     parts: list[object] = [info.fingerprint, "state", traits.state_version, "streams", traits.n_streams]
     parts += ["kv", config.type_k, config.type_v, "flash", config.flash_attn, "window", traits.window]
+    parts += ["memory", traits.rollback.name, "full window", config.swa_full and traits.window > 0]
     parts += ["ranges", traits.ranges, "rope", config.rope_freq_base, config.rope_freq_scale]
     if any(".rope.scaling." in key for key in info.meta):  # some such models compute otherwise in long contexts
         parts += ["context", traits.n_cells_row]

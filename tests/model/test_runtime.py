@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from corral.config import ContextConfig, EngineConfig, ModelConfig
-from corral.engine import slot_file
+from corral.engine import shelving, slot_file
 from corral.engine.slot_file import SlotFile
 from corral.events import Event, Failed, Finished, SlotDone
 from corral.ids import SlotId, Token
@@ -50,9 +51,10 @@ def weights(
 
 
 @contextmanager
-def served(path: Path, kind: str, unified: bool = True) -> Iterator[Runtime]:
+def served(path: Path, kind: str, unified: bool = True, **more: Any) -> Iterator[Runtime]:
+    """``more`` are further fields of the engine's settings."""
     shape = replace(CONTEXT, kv_unified=unified, n_rows=6 if unified else 2, swa_full=kind == "window-full")
-    settings = EngineConfig(n_slots=2, min_checkpoint=8, audit=True)
+    settings = EngineConfig(n_slots=2, min_checkpoint=8, audit=True, **more)
     runtime = Runtime.open(ModelConfig(path), replace(shape, type_k="f32", type_v="f32", flash_attn=False), settings)
     try:
         yield runtime
@@ -121,6 +123,26 @@ def test_s28_a_slot_restored_from_its_file_goes_on_at_any_message(
         end = answer(runtime, longer, borders=borders)
         assert end.timings.n_cached == n_restored == len(longer) - 3
         assert end.tokens == answer(cold, longer, cache_prompt=False).tokens
+
+
+@KINDS
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_after_a_restart_a_chat_goes_on_from_disk(
+    weights: Path, kind: str, unified: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("is_worth_writing", "is_worth_reading"):  # the model is too small for it
+        monkeypatch.setattr(shelving, name, lambda *_: True)
+    prompt, borders = SYSTEM + tuple(range(100, 130)), (len(SYSTEM), len(SYSTEM) + 20)
+    with served(weights, kind, unified, cache_disk=tmp_path / "first") as runtime:
+        longer = (*prompt, *answer(runtime, prompt, borders=borders).tokens, 150, 151)
+    others = [(longer, len(longer) - 3)] + [((*prompt[:n], *range(161, 170)), n) for n in borders]
+    for other, n_known in others:
+        copy = shutil.copytree(tmp_path / "first", tmp_path / str(n_known))
+        with served(weights, kind, unified, cache_disk=copy) as runtime, served(weights, kind, unified) as cold:
+            end = answer(runtime, other, borders=borders)
+            assert runtime.engine.snapshot.counters.n_fetched == 1
+            assert end.timings.n_cached == n_known
+            assert end.tokens == answer(cold, other, cache_prompt=False).tokens
 
 
 def save(runtime: Runtime, end: Finished, path: Path) -> None:

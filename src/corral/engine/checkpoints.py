@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from corral.config import EngineConfig
 from corral.engine.draft import Draft, Want, want_of
-from corral.engine.ledger import KvLedger, Tier
+from corral.engine.offers import least_missed
 from corral.engine.plan import Keep
 from corral.engine.pressure import room_ops
 from corral.engine.radix import common_prefix
 from corral.engine.state import SlotState
-from corral.ids import CacheKey, RowId, SnapshotId, Token
+from corral.ids import RowId, Token
 from corral.ops import Checkpoint, Drop, Op, Save
 from corral.ports import Rollback
 
@@ -101,29 +101,8 @@ def _keep_ops(draft: Draft, row: RowId) -> list[Op]:
     kept = [s for s in kept if s not in gone and s not in draft.spared]
     ops = list(room)
     if len(kept) >= config.n_ctx_checkpoints:
-        ops.append(Drop(kept[_least_missed([ledger.snapshot_length(s) for s in kept])]))
+        ops.append(Drop(kept[least_missed([ledger.snapshot_length(s) for s in kept])]))
     snapshot = draft.new_snapshot()
     if ledger.traits.bytes_per_token == 0:  # there is nothing but the state: a snapshot of it is all
         return [*ops, Save(row, snapshot)]
     return [*ops, Checkpoint(row, snapshot)]
-
-
-def _least_missed(lengths: Sequence[int]) -> int:
-    """Which one it is without which the way from the one before it to its end is shortest."""
-    gaps = [n - before for before, n in zip((0, *lengths), lengths, strict=False)]
-    return gaps.index(min(gaps))
-
-
-def on_path(ledger: KvLedger, key: CacheKey, tokens: Sequence[Token], n_max: int) -> list[SnapshotId]:
-    """What brings who holds ``tokens`` back to beginnings of them, shortest first: at most ``n_max``.
-
-    The last two always stay, for that is where a conversation goes on.
-    """
-    state_is_all = not ledger.traits.bytes_per_token
-    found = [s for s in ledger.cut_points(key, tokens) if ledger.snapshot_length(s) < len(tokens)]
-    usable = [s for s in found if state_is_all or ledger.holder_of(s).tier is Tier.CHECKPOINT]
-    chosen = {ledger.snapshot_length(s): s for s in usable if ledger.traits.rollback is not Rollback.ANY}
-    lengths = sorted(chosen)
-    while len(lengths) > max(0, n_max):
-        del lengths[_least_missed(lengths[:-2]) if len(lengths) > 2 else 0]
-    return [chosen[n] for n in lengths]

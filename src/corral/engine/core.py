@@ -193,6 +193,7 @@ class Engine:
         self._commit.record(chosen, outcome, start_ms)
         if self._disk_work:
             self._disk_work.start(chosen)
+            self._disk_work.fetch(self._slot_work.take_fetches())
         if self.books.config.audit:
             audit.check(self.books, self._context)
         recorded_ms = self._clock.now_ms()

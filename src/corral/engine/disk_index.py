@@ -12,11 +12,21 @@ from dataclasses import dataclass, field
 from corral.engine.disk_entry import Entry, owner_of
 from corral.engine.radix import RadixTree
 from corral.ids import CacheKey, SnapshotId, TaskId, Token
+from corral.ports import MemoryTraits
+
+SUPERSEDED = 0.5
+"""A file goes for a longer one that begins with it if it has at least this share of its tokens.
+
+So each turn of a conversation replaces the turn before, and a system prompt that many share stays for itself.
+"""
+
+NEAR = 64
+"""So many tokens are computed again sooner than they are worth a file of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The first ``n`` tokens of what was asked for are in the file ``name``, which holds ``n_tokens``."""
+    """The first ``n`` tokens of what was asked for can be had from the file ``name``, which holds ``n_tokens``."""
 
     name: str
     n: int
@@ -28,14 +38,17 @@ class Hit:
 class DiskIndex:
     """``fetching``: tasks that wait for a file. ``tried``: those that did, and do not wait again.
 
+    ``askers``: others than generations that wait for a file, and the key under which they want it.
     ``arrived``: snapshots made from files, and the tasks for which they were read; ``origin`` names their files, and
     ``unwanted`` are files that are to go, with what the log should say of them. ``bytes_per_ms``: how fast files
     are read, their checksum included. ``n_folder_bytes``: all files of the folder, other models' too.
     """
 
     identity: bytes
+    traits: MemoryTraits
     fetching: dict[TaskId, str] = field(default_factory=dict)
     tried: set[TaskId] = field(default_factory=set)
+    askers: dict[TaskId, CacheKey] = field(default_factory=dict)
     arrived: dict[SnapshotId, frozenset[TaskId]] = field(default_factory=dict)
     origin: dict[SnapshotId, str] = field(default_factory=dict)
     unwanted: list[tuple[str, str]] = field(default_factory=list)
@@ -64,13 +77,29 @@ class DiskIndex:
             self._tree.drop(name)
 
     def find(self, key: CacheKey, tokens: Sequence[Token]) -> Hit | None:
-        """The file with most of these tokens; of several the smallest."""
-        levels = self._tree.match(CacheKey(self._owner(key).hex()), tokens)
-        if not levels:
+        """The file that gives most of these tokens; of several the smallest."""
+        best: tuple[int, int, str] | None = None
+        for level in reversed(self._tree.match(CacheKey(self._owner(key).hex()), tokens)):
+            if best and -best[0] >= level.n:
+                break
+            entries = [self._entries[name] for name in level.holders]
+            ranks = [(-self.reach(entry, level.n), len(entry.tokens), entry.name) for entry in entries]
+            best = min([*ranks, *([best] if best else [])])
+        if not best or not best[0]:
             return None
-        name = min(levels[-1].holders, key=lambda name: (len(self._entries[name].tokens), name))
-        entry = self._entries[name]
-        return Hit(name, levels[-1].n, len(entry.tokens), entry.n_bytes)
+        return Hit(best[2], -best[0], best[1], self._entries[best[2]].n_bytes)
+
+    def reach(self, entry: Entry, n: int) -> int:
+        """How many of an entry's first ``n`` tokens a row can be brought back to that was made of it."""
+        n_all, window = len(entry.tokens), self.traits.window
+        if self.traits.can_cut(n, max(0, n_all - window) if window else 0, n_all):
+            return n
+        return max((length for length, _ in entry.checkpoints if length <= n), default=0)
+
+    def replaces(self, entry: Entry, name: str) -> bool:
+        """Whether the entry is a longer turn of the conversation in the file ``name`` and gives nearly all of it."""
+        n = len(self._entries[name].tokens)
+        return len(entry.tokens) > n >= SUPERSEDED * len(entry.tokens) and self.reach(entry, n) > n - NEAR
 
     def holds(self, key: CacheKey, tokens: Sequence[Token]) -> bool:
         """Whether a file has all of these tokens."""
@@ -107,8 +136,8 @@ class DiskIndex:
             self.bytes_per_ms += 0.2 * (n_bytes / ms - self.bytes_per_ms)
 
     def forget_tasks(self, present: Iterable[TaskId]) -> None:
-        """Only these tasks still want a row."""
-        there = set(present)
+        """Only these tasks still want a row, besides the ``askers``."""
+        there = {*present, *self.askers}
         self.fetching = {task: name for task, name in self.fetching.items() if task in there}
         self.tried &= there
         self.arrived = {snapshot: tasks for snapshot, tasks in self.arrived.items() if tasks & there}

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from corral.engine.books import Books
 from corral.engine.disk_entry import Entry
 from corral.engine.disk_index import DiskIndex
 from corral.engine.disk_tier import DiskTier, Fetched, Found, Gone
 from corral.engine.draft import Draft
-from corral.engine.plan import Action, Arrange, Plan
+from corral.engine.offers import on_path
+from corral.engine.plan import Action, Arrange, Fetch, Plan
 from corral.engine.shelving import farewell_ops
 from corral.ids import CacheKey, SnapshotId, TaskId, Token
 from corral.ports import Clock
 
 log = logging.getLogger("corral.disk")
-
-SUPERSEDED = 0.5
-"""A file goes for a longer one that begins with it if it has at least this share of its tokens.
-
-So each turn of a conversation replaces the turn before, and a system prompt that many share stays for itself.
-"""
 
 MAX_PENDING_BYTES = 256 * 1024 * 1024
 """At the end so many bytes wait for the disk at once."""
@@ -37,7 +32,7 @@ class DiskWork:
         self._books = books
         self._tier = tier
         self._clock = clock
-        self._index = books.disk = DiskIndex(tier.identity)
+        self._index = books.disk = DiskIndex(tier.identity, books.traits)
         self.take_in()
 
     def take_in(self) -> None:
@@ -60,19 +55,23 @@ class DiskWork:
 
     def start(self, plan: Plan) -> None:
         """Ask for what the plan wants; new tasks are a reason to look for files of other processes."""
+        self.fetch(plan.fetches)
+        if plan.admissions:
+            self._tier.rescan()
+
+    def fetch(self, fetches: Iterable[Fetch]) -> None:
+        """Ask for files; the tasks that wait for them are generations or among the index's ``askers``."""
         index = self._index
-        for fetch in plan.fetches:
+        for fetch in fetches:
             if fetch.name not in index.fetching.values():
                 self._tier.fetch(fetch.name)
             index.fetching[fetch.task] = fetch.name
-        if plan.admissions:
-            self._tier.rescan()
 
     def _found(self, entry: Entry) -> None:
         """The file may replace shorter ones. A beginning of its tokens under the same key is under the same owner."""
         index = self._index
         for name in index.within(entry):
-            if len(entry.tokens) > len(index.tokens(name)) >= SUPERSEDED * len(entry.tokens):
+            if index.replaces(entry, name):
                 self._forget(name)
         index.add(entry)
 
@@ -93,22 +92,27 @@ class DiskWork:
         self._adopt(news.entry, news.states, tasks)
 
     def _adopt(self, entry: Entry, states: tuple[bytes, ...], tasks: frozenset[TaskId]) -> None:
-        """Each part becomes a snapshot that rests on the one before."""
+        """Each part becomes a snapshot that rests on the one before; checkpoints come with them."""
         books, index, key = self._books, self._index, self._key(tasks)
         base: SnapshotId | None = None
         tokens: tuple[Token, ...] = ()
-        for part, state in zip(entry.parts, states, strict=True):
-            snapshot = SnapshotId(books.next_snapshot)
-            books.next_snapshot += 1
+        for part, state in zip(entry.parts, states, strict=False):
             tokens = (*tokens[: part.start], *part.tokens)
-            books.store.put(snapshot, state)
+            snapshot = books.keep(state)
             books.ledger.adopt(snapshot, key, tokens, len(state), part.start, base)
             index.arrived[snapshot], index.origin[snapshot] = tasks, entry.name
             base = snapshot
+        known = {books.ledger.snapshot_length(s) for s in on_path(books.ledger, key, tokens, len(tokens))}
+        for (n, _), state in zip(entry.checkpoints, states[len(entry.parts) :], strict=True):
+            if n not in known:
+                snapshot = books.keep(state)
+                books.ledger.adopt_checkpoint(snapshot, key, tokens[:n], len(state))
+                index.arrived[snapshot], index.origin[snapshot] = tasks, entry.name
         books.metrics.add("n_fetched")
 
     def _key(self, tasks: frozenset[TaskId]) -> CacheKey:
-        return next(work.key for work in self._books.generations() if work.task.id in tasks)
+        keys = {work.task.id: work.key for work in self._books.generations()} | self._index.askers
+        return next(key for task, key in keys.items() if task in tasks)
 
     def _tidy(self) -> None:
         """Files that nobody wants go, and what is not in RAM any more has no origin."""

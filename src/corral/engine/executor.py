@@ -166,7 +166,10 @@ class Executor:
             owner = owner_of(self._disk.identity, op.key)
             pairs = zip(op.links, states, strict=True)
             parts = tuple(Part(start, tokens, len(state)) for (_, start, tokens), state in pairs)
-            self._disk.put(Entry(self._disk.identity, owner, parts, op.prefill_ms), states)
+            marks = [(n, data) for snapshot, n in op.checkpoints if (data := self._store.get(snapshot))]
+            lengths = tuple((n, len(data)) for n, data in marks)
+            entry = Entry(self._disk.identity, owner, parts, op.prefill_ms, lengths)
+            self._disk.put(entry, (*states, *(data for _, data in marks)))
         return sum(map(len, states))
 
     def _can_cut(self, row: RowId, n: int) -> bool:

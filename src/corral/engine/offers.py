@@ -55,3 +55,24 @@ def cut_ops(row: RowId, n_held: int, n: int, checkpoint: SnapshotId | None) -> l
     if checkpoint is not None:
         return [Restore(checkpoint, row, n)]
     return [Trim(row, n)] if n < n_held else []
+
+
+def least_missed(lengths: Sequence[int]) -> int:
+    """Which one it is without which the way from the one before it to its end is shortest."""
+    gaps = [n - before for before, n in zip((0, *lengths), lengths, strict=False)]
+    return gaps.index(min(gaps))
+
+
+def on_path(ledger: KvLedger, key: CacheKey, tokens: Sequence[Token], n_max: int) -> list[SnapshotId]:
+    """What brings who holds ``tokens`` back to beginnings of them, shortest first: at most ``n_max``.
+
+    The last two always stay, for that is where a conversation goes on.
+    """
+    state_is_all = not ledger.traits.bytes_per_token
+    found = [s for s in ledger.cut_points(key, tokens) if ledger.snapshot_length(s) < len(tokens)]
+    usable = [s for s in found if state_is_all or ledger.holder_of(s).tier is Tier.CHECKPOINT]
+    chosen = {ledger.snapshot_length(s): s for s in usable if ledger.traits.rollback is not Rollback.ANY}
+    lengths = sorted(chosen)
+    while len(lengths) > max(0, n_max):
+        del lengths[least_missed(lengths[:-2]) if len(lengths) > 2 else 0]
+    return [chosen[n] for n in lengths]

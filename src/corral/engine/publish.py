@@ -5,6 +5,7 @@ from __future__ import annotations
 from corral.engine.books import Books
 from corral.engine.disk_index import DiskIndex
 from corral.engine.ledger import KvLedger, Tier
+from corral.engine.offers import offers
 from corral.engine.slot import Memory, Slot
 from corral.engine.state import EngineSnapshot, SlotSnapshot
 
@@ -70,11 +71,11 @@ def _idle_slot(slot: Slot, books: Books) -> SlotSnapshot:
 
 def where_kept(memory: Memory, ledger: KvLedger, disk: DiskIndex | None = None) -> tuple[int, str]:
     """How much of what an idle slot last held is still there, and where."""
-    levels = ledger.match(memory.key, memory.tokens)
+    found = offers(ledger, memory.key, memory.tokens)
     hit = disk.find(memory.key, memory.tokens) if disk else None
-    if hit and hit.n > (levels[-1].n if levels else 0):
+    if hit and hit.n > (found[-1].n if found else 0):
         return hit.n, "disk"
-    if not levels:
+    if not found:
         return 0, "evicted"
-    rows = sorted(h.id for h in levels[-1].holders if h.tier is Tier.ROW)
-    return levels[-1].n, f"row {rows[0]}" if rows else "ram"
+    rows = sorted(h.id for h in found[-1].holders if h.tier is Tier.ROW)
+    return found[-1].n, f"row {rows[0]}" if rows else "ram"

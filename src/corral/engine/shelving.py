@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corral.engine.adapted import is_adapted
+from corral.engine.disk_index import NEAR
 from corral.engine.disk_worth import is_worth_reading, is_worth_writing
 from corral.engine.draft import Draft, Want
 from corral.engine.ledger import Holder, Tier, ram_holder, row_holder
+from corral.engine.offers import on_path
 from corral.engine.plan import Fetch
 from corral.ids import CacheKey, RowId, SnapshotId, Token
 from corral.ops import Drop, Op, Save, Shelve
 from corral.ports import Rollback
+
+N_MARKS = 4
+"""Checkpoints that a file has at least, if there are so many: a conversation goes on near its end."""
 
 UNSHARED = "\0"
 """Begins the keys of what belongs to one task or conversation only: it never leaves the process."""
@@ -65,12 +70,19 @@ def _shelve(
     assert view.disk is not None
     if key.startswith(UNSHARED) or is_adapted(key, tokens):
         return []  # adapters have numbers in this process only
-    if draft.ledger.traits.rollback is not Rollback.ANY:
-        return []  # of other memory a row alone is not enough: it needs its checkpoints
+    marks = _marks(draft, key, tokens, n_bytes)
+    n_bytes += sum(map(draft.ledger.snapshot_bytes, marks))
     prefill_ms = view.cost.prefill_ms(len(tokens))
     if not is_worth_writing(prefill_ms, n_bytes, view.disk.bytes_per_ms) or view.disk.holds(key, tokens):
         return []
-    return [Shelve(key, tuple(links), prefill_ms)]
+    return [Shelve(key, tuple(links), prefill_ms, tuple((s, draft.ledger.snapshot_length(s)) for s in marks))]
+
+
+def _marks(draft: Draft, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> list[SnapshotId]:
+    """The checkpoints that go with a row of ``n_bytes``: together no more bytes than that, but a few in any case."""
+    ledger = draft.ledger
+    n_max = max(N_MARKS, n_bytes // max(1, ledger.traits.bytes_per_row))
+    return on_path(ledger, key, tokens, min(n_max, draft.view.config.n_ctx_checkpoints))
 
 
 def waits_for_disk(draft: Draft, want: Want, n_have: int) -> bool:
@@ -94,16 +106,26 @@ def farewell_ops(draft: Draft) -> list[list[Op]]:
     """What of rows and RAM is worth a place on disk when the engine ends, each with its ops, most time saved first."""
     ledger = draft.ledger
     holders = [ledger.holder_of(s) for s in ledger.snapshots()] + [row_holder(row) for row in ledger.cold_rows()]
-    kept: list[tuple[CacheKey, list[Token]]] = []
+    kept: list[tuple[CacheKey, list[Token], list[int]]] = []
     found: list[tuple[float, list[Op]]] = []
     for holder in sorted(holders, key=lambda h: (-ledger.holder_length(h), h.tier is Tier.ROW)):
         key, tokens = ledger.holder_key(holder), ledger.holder_tokens(holder)
-        if holder.tier is Tier.CHECKPOINT or any(k == key and t[: len(tokens)] == tokens for k, t in kept):
+        lengths = [points for k, t, points in kept if k == key and t[: len(tokens)] == tokens]
+        if holder.tier is Tier.CHECKPOINT or (lengths and _is_given(draft, holder, lengths)):
             continue
         if ops := _last_ops(draft, holder):
-            kept.append((key, tokens))
+            kept.append((key, tokens, [n for op in ops if isinstance(op, Shelve) for _, n in op.checkpoints]))
             found.append((draft.view.cost.prefill_ms(len(tokens)), ops))
     return [ops for _, ops in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _is_given(draft: Draft, holder: Holder, lengths: list[list[int]]) -> bool:
+    """Whether files that hold all of the holder's tokens and checkpoints of these ``lengths`` give nearly all of it."""
+    ledger, n = draft.ledger, draft.ledger.holder_length(holder)
+    is_checkpoint = holder.tier is Tier.RAM and not ledger.traits.bytes_per_token
+    if ledger.traits.rollback is Rollback.ANY or is_checkpoint:
+        return True
+    return any(n - NEAR < length <= n for points in lengths for length in points)
 
 
 def _last_ops(draft: Draft, holder: Holder) -> list[Op]:

@@ -10,15 +10,13 @@ from itertools import pairwise
 
 from corral.engine.adapted import is_adapted
 from corral.engine.books import Books
-from corral.engine.checkpoints import on_path
 from corral.engine.commit import Commit
 from corral.engine.draft import Draft
 from corral.engine.executor import Executor
 from corral.engine.ledger import Holder, KvLedger, Tier
-from corral.engine.offers import cut_ops, offers
-from corral.engine.plan import Arrange
+from corral.engine.offers import cut_ops, offers, on_path
+from corral.engine.plan import Arrange, Fetch
 from corral.engine.pressure import evict, reclaim_for, room_ops
-from corral.engine.publish import where_kept
 from corral.engine.ranges import load_ops
 from corral.engine.slot import Memory, Slot, without_adapters
 from corral.errors import CorralError, InvalidRequest, ServerError
@@ -46,6 +44,7 @@ class SlotWork:
         self._commit = commit
         self._clock = clock
         self._waiting: list[SlotAction] = []
+        self._fetches: list[Fetch] = []
 
     @property
     def is_ready(self) -> bool:
@@ -58,20 +57,45 @@ class SlotWork:
     def forget(self, tasks: Iterable[TaskId]) -> None:
         gone = set(tasks)
         self._waiting = [a for a in self._waiting if a.id not in gone]
+        if disk := self._books.disk:
+            disk.askers = {task: key for task, key in disk.askers.items() if task not in gone}
 
     def waiting(self) -> list[TaskId]:
         return [a.id for a in self._waiting]
 
     def run(self) -> list[End]:
         """Do what can be done now, in order of arrival."""
-        ready = [a for a in self._waiting if self._books.slots[a.slot].is_idle]
+        ready = [a for a in self._waiting if self._books.slots[a.slot].is_idle and not self._waits_for_disk(a)]
+        done = [self._do(action) for action in ready]
         self.forget(a.id for a in ready)
-        return [self._do(action) for action in ready]
+        return done
+
+    def take_fetches(self) -> list[Fetch]:
+        """Files that actions have begun to wait for since the last call."""
+        fetches, self._fetches = self._fetches, []
+        return fetches
+
+    def _waits_for_disk(self, action: SlotAction) -> bool:
+        """Whether what is to be saved comes from disk first: more of it is there than in memory. Once at most."""
+        disk, memory = self._books.disk, self._books.slots[action.slot].memory
+        if disk is None or memory is None or action.id in disk.tried or action.kind is not TaskKind.SLOT_SAVE:
+            return False
+        if action.id in disk.askers:
+            return True
+        hit = disk.find(memory.key, memory.tokens)
+        if hit is None or hit.n <= n_whole(self._books.ledger, memory) or not self._may_touch(action, memory):
+            return False
+        disk.askers[action.id] = memory.key
+        self._fetches.append(Fetch(action.id, hit.name))
+        return True
+
+    def _may_touch(self, action: SlotAction, memory: Memory) -> bool:
+        return tenant_of(memory.owner) == tenant_of(action.key)
 
     def _do(self, action: SlotAction) -> End:
         slot = self._books.slots[action.slot]
         try:
-            if slot.memory and tenant_of(slot.memory.owner) != tenant_of(action.key):
+            if slot.memory and not self._may_touch(action, slot.memory):
                 raise InvalidRequest(f"slot {slot.id} holds what another API key sent")
             match action.kind:
                 case TaskKind.SLOT_SAVE:
@@ -212,7 +236,8 @@ class SlotWork:
         books, memory = self._books, slot.memory
         if memory is None:
             return SlotDone(action.id, 0)
-        n, _ = where_kept(memory, books.ledger)
+        levels = books.ledger.match(memory.key, memory.tokens)
+        n = levels[-1].n if levels else 0
         needed = books.ledger.children().keys() | books.ledger.pins
         if books.disk:
             books.disk.discard(memory.key, memory.tokens)
