@@ -17,6 +17,7 @@ from tests.props.engine_machine import Player, Setup, Submit
 
 from corral.bench.simulate import SimConfig, simulate
 from corral.config import ServerConfig
+from corral.sim.clock import VirtualClock
 
 Json = dict[str, Any]
 GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 16}
@@ -46,8 +47,7 @@ def test_21_equal_requests_on_all_slots_get_one_text(serve_sim: SimServer) -> No
 @pytest.mark.parametrize("n_ctx", [8192, 900], ids=["roomy", "tight"])
 def test_34_one_prompt_more_than_slots_finds_its_past_in_every_round(serve_sim: SimServer, n_ctx: int) -> None:
     """llama.cpp#22756: whoever comes next is the one that was evicted last."""
-    n_slots = 2
-    http = serve_sim(n_slots=n_slots, n_ctx=n_ctx)
+    http = serve_sim(n_slots=2, n_ctx=n_ctx, clock=VirtualClock())
     turns = [f"{i}: " + "agent " * n for i, n in enumerate((20, 20, 100))]
     for n_round in range(3):
         for i, prompt in enumerate(turns):
