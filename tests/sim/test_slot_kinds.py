@@ -30,13 +30,15 @@ BORDERS = (30, 60, 75)
 class Server:
     """An engine over the fake that is asked one thing at a time and checked against the oracle."""
 
-    def __init__(self, kind: Kind, unified: bool = True, n_slots: int = 2, n_ctx: int = 256, **config: int) -> None:
+    def __init__(
+        self, kind: Kind, unified: bool = True, n_ctx: int = 256, n_batch: int = 32, n_slots: int = 2, **config: int
+    ) -> None:
         shape = ContextConfig(
             n_ctx=n_ctx * (1 if unified else n_slots),
             n_slots=n_slots,
             n_rows=n_slots + 2 * unified,
-            n_batch=32,
-            n_ubatch=32,
+            n_batch=n_batch,
+            n_ubatch=n_batch,
             kv_unified=unified,
         )
         self.model = SimModel(SimSpec(kind=kind, window=6 if kind is Kind.SLIDING else 0))
@@ -175,3 +177,14 @@ def test_a_checkpoint_of_other_bytes_is_a_miss(kind: Kind) -> None:
     else:
         second.restore(wrong)
     second.ask((*CHAT[:60], 10, 11, 12), slot=1)
+
+
+@KINDS
+def test_rows_longer_than_the_pool_of_windows_are_restored_and_loaded(kind: Kind) -> None:
+    """Of that pool, 28 cells here, a row that comes back takes its window only."""
+    saved = saved_chat(kind, True)
+    server = Server(kind, n_ctx=128, n_batch=4)
+    server.restore(saved)
+    server.ask(CHAT[::-1], slot=1)
+    assert kind is Kind.RECURRENT or server.engine.snapshot.slots[0].kept == "ram"
+    assert server.ask((*saved.tokens, 97, 98)).timings.n_cached == len(saved.tokens)
