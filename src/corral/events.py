@@ -88,7 +88,8 @@ class Chunk:
 class Finished:
     """The end of a task that worked. ``tokens`` and ``probs`` are all generated ones, ``text`` the whole text.
 
-    ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full.
+    ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full. ``prompt_probs`` are those
+    of the prompt from its second token on, if they were asked for; a sibling that shares its parent's prompt has none.
     """
 
     task_id: TaskId
@@ -103,6 +104,7 @@ class Finished:
     truncated: bool
     has_new_line: bool
     seed: int
+    prompt_probs: tuple[TokenProbs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class MemoryTraits:
     back. ``window_cells``: size of the second pool, that of the layers with a window; each row takes up to ``window``
     of them, never shared (but see ``own_windows``). A row of recurrent memory takes no cells of the main pool.
 
-    ``ranges``: a part of a row can be saved and loaded.
+    ``ranges``: a part of a row can be saved and loaded. A pass gives logits of one position for each row, and of
+    ``n_extra_outputs`` besides.
 
     ``state_version``: of llama-server's slot files; these hold what ``Context.save`` gives without its first bytes,
     ``state_head``.
@@ -63,6 +64,7 @@ class MemoryTraits:
     bytes_per_token: int = 0
     bytes_per_row: int = 0
     ranges: bool = False
+    n_extra_outputs: int = 16
     state_version: int = 0
     state_head: bytes = b""
 

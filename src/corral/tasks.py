@@ -149,7 +149,8 @@ class Task:
     that a row has further on are moved instead of computed. ``priority``: higher is more urgent. ``weight``
     > 0: the tenant's share of what all get. ``borders`` are the positions in the prompt at which messages begin, if it
     has any. ``special`` prints control tokens as text; those in ``preserved_tokens`` are always printed. ``stream``:
-    for those who look on.
+    for those who look on. ``n_prompt_probs`` >= 0 asks for the log-probability of each prompt token but the first, and
+    for that many of the likeliest in its place: the whole prompt is computed, and nobody meets it as a prefix.
 
     ``adapters`` act from token ``n_base`` on, which the engine finds when the task is submitted; ``lora`` is how the
     request named them, to be shown.
@@ -173,6 +174,7 @@ class Task:
     n_cache_reuse: int = 0
     return_progress: bool = False
     timings_per_token: bool = False
+    n_prompt_probs: int = -1
     stream: bool = False
     special: bool = False
     preserved_tokens: frozenset[Token] = frozenset()

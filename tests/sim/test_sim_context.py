@@ -294,7 +294,7 @@ def test_an_empty_row_saved_empties_its_target(context: SimContext) -> None:
         [Span(A, 2, (1,), -1)],
         [Span(A, 2, (1,)), Span(A, 3, (1,))],
         [Span(A, 2, (1,) * 33)],
-        [Span(A, 2, (1,) * 5, 5)],
+        [Span(A, 2, (1,) * 21, 21)],
     ],
 )
 def test_bad_batches_are_refused_whole(context: SimContext, spans: list[Span]) -> None:

@@ -69,6 +69,7 @@ def make_job(
         n_cache_reuse=params.n_cache_reuse,
         return_progress=params.return_progress and params.stream,
         timings_per_token=params.timings_per_token and params.stream,
+        n_prompt_probs=params.n_prompt_probs,
         stream=params.stream,
         special=special,
         borders=borders,

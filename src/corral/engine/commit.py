@@ -151,6 +151,8 @@ class Commit:
             books.cost.learn(plan.shape, outcome.forward_ms)
         self._count_pass(plan, outcome)
         books.ledger.settle()
+        for slot_id, at, probs in outcome.shown:
+            books.slots[slot_id].work.prompt_probs.update(enumerate(probs, at))
         for span in plan.spans:
             slot = books.slots[span.slot]
             books.ledger.extend(span.span.row, slot.work.key, span.span.tokens)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from corral.engine.adapted import plain
 from corral.engine.disk_entry import Entry, Part, owner_of
 from corral.engine.disk_tier import DiskTier
 from corral.engine.plan import Plan, SlotSpan
+from corral.engine.probs import top_logprobs
 from corral.engine.sampling import RowSampler, pick_rows
 from corral.engine.snapshots import SnapshotStore
-from corral.ids import AdapterSet, RowId, SlotId
+from corral.events import TokenProbs
+from corral.ids import AdapterSet, RowId, SlotId, Token
 from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shelve, Shift, Span, Trim
 from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
+
+if TYPE_CHECKING:
+    from corral.ports import Logits
 
 log = logging.getLogger("corral.engine")
 
@@ -37,12 +43,14 @@ class Outcome:
     ``ops`` in the order they were tried; after one that failed nothing more was done. ``status`` is None when there was
     no forward pass. ``lengths`` are those of the rows it may have changed, read back after a pass that failed half way.
     ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn tokens,
-    one for each (slot, siblings included) that the plan asked for.
+    one for each (slot, siblings included) that the plan asked for. ``shown``: probabilities of prompt tokens, with
+    their slot and the position of the first.
     """
 
     ops: tuple[OpResult, ...] = ()
     status: DecodeStatus | None = None
     picks: tuple[tuple[SlotId, Picked], ...] = ()
+    shown: tuple[tuple[SlotId, int, tuple[TokenProbs, ...]], ...] = ()
     lengths: Mapping[RowId, int] | None = None
     firsts: Mapping[RowId, int] = field(default_factory=dict)
     error: str = ""
@@ -87,15 +95,13 @@ class Executor:
             lengths = self._repair(spans) if status in (DecodeStatus.ABORTED, DecodeStatus.FAILED) else None
             done_ms = self._clock.now_ms()
             return Outcome(ops, status, lengths=lengths, forward_ms=done_ms - start_ms, done_ms=done_ms)
-        draws = [s for s in spans if s.samples]
-        logits = self._context.logits() if draws else None
+        logits = self._context.logits() if any(s.span.n_outputs for s in spans) else None
         forward_ms = self._clock.now_ms() - start_ms
-        picks: list[tuple[SlotId, Picked]] = []
-        if logits is not None:
-            asked = [(i, slot) for i, s in enumerate(draws) for slot in s.samples]
-            picked = pick_rows(logits, [(i, samplers[slot]) for i, slot in asked])
-            picks = [(slot, pick) for (_, slot), pick in zip(asked, picked, strict=True)]
-        return Outcome(ops, status, tuple(picks), forward_ms=forward_ms, done_ms=self._clock.now_ms())
+        if logits is None:
+            return Outcome(ops, status, forward_ms=forward_ms, done_ms=self._clock.now_ms())
+        shown = _shown(logits, spans)
+        picks = _picks(logits, spans, samplers)
+        return Outcome(ops, status, picks, shown, forward_ms=forward_ms, done_ms=self._clock.now_ms())
 
     def _adapted(self, plan: Plan) -> list[Span]:
         """What to compute, with the context set up for it."""
@@ -175,3 +181,33 @@ class Executor:
     def _can_cut(self, row: RowId, n: int) -> bool:
         """Whether it still can: with a window that may have changed since the plan was made."""
         return self._traits.can_cut(n, *self._context.bounds(row))
+
+
+def _picks(
+    logits: Logits, spans: Sequence[SlotSpan], samplers: Mapping[SlotId, RowSampler]
+) -> tuple[tuple[SlotId, Picked], ...]:
+    """Each draws from the last row of logits of its span."""
+    asked: list[tuple[int, SlotId]] = []
+    n_rows = 0
+    for s in spans:
+        n_rows += s.span.n_outputs
+        asked += [(n_rows - 1, slot) for slot in s.samples]
+    picked = pick_rows(logits, [(i, samplers[slot]) for i, slot in asked])
+    return tuple((slot, pick) for (_, slot), pick in zip(asked, picked, strict=True))
+
+
+def _shown(logits: Logits, spans: Sequence[SlotSpan]) -> tuple[tuple[SlotId, int, tuple[TokenProbs, ...]], ...]:
+    """Of what is asked for, before anything is drawn from the same rows."""
+    shown = []
+    at = 0
+    for s in spans:
+        if s.targets:
+            probs = tuple(_token_probs(logits[at + i], token, s.n_top) for i, token in enumerate(s.targets))
+            shown.append((s.slot, s.span.pos0 + 1, probs))
+        at += s.span.n_outputs
+    return tuple(shown)
+
+
+def _token_probs(row: Logits, token: Token, n_top: int) -> TokenProbs:
+    p, top = top_logprobs(row, token, max(n_top, 1))
+    return TokenProbs(token, p, top[:n_top], post_sampling=False)

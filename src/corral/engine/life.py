@@ -279,6 +279,7 @@ class Life:
             truncated=work.truncated,
             has_new_line=work.text.has_new_line,
             seed=work.seed,
+            prompt_probs=tuple(probs for _, probs in sorted(work.prompt_probs.items())),
         )
 
     def fail(self, slot: Slot, error: CorralError) -> None:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from corral.engine.cost import NO_FEATURES, Features
 from corral.engine.shift import Cut
-from corral.ids import AdapterSet, RowId, SlotId, TaskId
+from corral.ids import AdapterSet, RowId, SlotId, TaskId, Token
 from corral.ops import Op, Span
 
 
@@ -107,11 +107,17 @@ class Action:
 @dataclass(frozen=True, slots=True)
 class SlotSpan:
     """Tokens that a slot computes. ``samples`` are the slots that draw a token from its last position: itself first,
-    then siblings that wait for this prompt."""
+    then siblings that wait for this prompt.
+
+    ``targets``: tokens whose probabilities are asked for, each in the place behind a position, the first behind the
+    first; and those of ``n_top`` likeliest there.
+    """
 
     slot: SlotId
     span: Span
     samples: tuple[SlotId, ...] = ()
+    targets: tuple[Token, ...] = ()
+    n_top: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.engine.adapted import adapters_at, n_alike
+from corral.engine.adapted import adapters_at, n_alike, plain
 from corral.engine.checkpoints import next_pause
 from corral.engine.chunks import Pending, choose_chunks
 from corral.engine.cost import Part
@@ -23,7 +23,8 @@ STRETCH = 2.0
 class Prompt:
     """A slot that has a row and prompt tokens to compute.
 
-    ``n_left`` up to its end, to where it pauses, or to where other adapters begin to act.
+    ``n_left`` up to its end, to where it pauses, or to where other adapters begin to act. ``is_shown``: the
+    probabilities of its tokens are asked for, which takes logits of every position.
     """
 
     def __init__(self, draft: Draft, want: Want, row: RowId, serial: int, age_ms: float) -> None:
@@ -33,6 +34,9 @@ class Prompt:
         self.pos0 = begun.n_reused if begun else slot.work.computed
         n_end = min(next_pause(draft, want, self.pos0), n_alike(want.tokens, self.pos0))
         self.n_left = n_end - self.pos0
+        self.is_shown = want.task.n_prompt_probs >= 0 and not want.n_decoded
+        if self.is_shown:
+            self.n_left = min(self.n_left, draft.ledger.traits.n_extra_outputs)
         n_new = len(want.tokens) - (begun.n_reused if begun else max(0, slot.work.n_cached))
         self.adapters = adapters_at(want.task, want.tokens, self.pos0)
         self.turn = (-want.urgency, draft.view.shares.counter(want.task))
@@ -56,6 +60,7 @@ def plan_prompts(draft: Draft) -> None:
     if not prompts:
         return
     prompts.sort(key=lambda p: (*p.turn, p.deadline_ms, p.serial))
+    prompts = _one_shown(draft, prompts)
     n_budget = _room(draft, prompts, _step_budget(draft, prompts))
     prompts = [p for p in prompts if p.want.slot not in draft.parked]
     is_watched = draft.spans or draft.others_stream
@@ -67,6 +72,14 @@ def plan_prompts(draft: Draft) -> None:
             draft.deferrals[prompt.want.task.id] = Deferral.COMPANY
     for prompt in prompts[len(chunks) :]:
         draft.deferrals[prompt.want.task.id] = Deferral.NO_BUDGET
+
+
+def _one_shown(draft: Draft, prompts: list[Prompt]) -> list[Prompt]:
+    """Of the prompts whose tokens are shown the first only: there are logits for no more."""
+    shown = [p for p in prompts if p.is_shown]
+    for late in shown[1:]:
+        draft.deferrals[late.want.task.id] = Deferral.NO_BUDGET
+    return [p for p in prompts if p not in shown[1:]]
 
 
 def _prompts(draft: Draft) -> list[Prompt]:
@@ -155,7 +168,12 @@ def _add_chunk(draft: Draft, prompt: Prompt, n: int) -> None:
     tokens = tuple(want.tokens[prompt.pos0 : prompt.pos0 + n])
     wants_token = prompt.pos0 + n == len(want.tokens) and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
     samples = (want.slot, *_siblings(draft, want)) if wants_token else ()
-    draft.spans.append(SlotSpan(want.slot, Span(prompt.row, prompt.pos0, tokens, int(bool(samples))), samples))
+    if not prompt.is_shown:
+        draft.spans.append(SlotSpan(want.slot, Span(prompt.row, prompt.pos0, tokens, int(bool(samples))), samples))
+        return
+    targets = plain(want.tokens[prompt.pos0 + 1 : prompt.pos0 + n + 1])
+    span = Span(prompt.row, prompt.pos0, tokens, n)
+    draft.spans.append(SlotSpan(want.slot, span, samples, targets, want.task.n_prompt_probs))
 
 
 def _siblings(draft: Draft, want: Want) -> list[SlotId]:

@@ -44,9 +44,9 @@ could not be moved. A task that left its slot for another enters the next one as
 def prefix_key(task: Task) -> CacheKey:
     """Whose prefixes the task may use: those of its adapters.
 
-    Without ``cache_prompt``, or if it does not generate, only its siblings'.
+    Without ``cache_prompt``, if it does not generate, or if all of its prompt is to be shown, only its siblings'.
     """
-    if not task.cache_prompt or task.kind not in GENERATING_KINDS:
+    if not task.cache_prompt or task.n_prompt_probs >= 0 or task.kind not in GENERATING_KINDS:
         return CacheKey(f"{PRIVATE}{group_of(task)}")
     if task.adapters and not task.n_base:
         return CacheKey(f"{ADAPTED}{task.adapters}\0{task.cache_key}")
@@ -88,7 +88,7 @@ class Generation:
     ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has
     the highest. ``urgency``: the priority, or what it rose to by waiting; only a higher priority takes its slot or
     cells. ``n_start`` tokens were generated when it last got a slot or row, and since ``rowless_ms`` it has had none.
-    Times are of the engine's clock, in ms; < 0 means not yet.
+    ``prompt_probs`` are by position. Times are of the engine's clock, in ms; < 0 means not yet.
     """
 
     task: Task
@@ -114,6 +114,7 @@ class Generation:
     prompt_done_ms: float = -1.0
     last_token_ms: float = -1.0
     probs: list[TokenProbs] = field(default_factory=list)
+    prompt_probs: dict[int, TokenProbs] = field(default_factory=dict)
 
     @property
     def n_decoded(self) -> int:

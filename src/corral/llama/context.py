@@ -56,7 +56,7 @@ class LlamaContext:
         self._has_states_only = bool(lib.llama_model_is_recurrent(model))
         # With several positions for each token (M-RoPE) a saved cell carries more than its position.
         self._plain_cells = lib.llama_model_rope_type(model) in (-1, 0, 2)
-        self._n_outputs_max = self._traits.n_rows
+        self._n_outputs_max = self._traits.n_rows + self._traits.n_extra_outputs
         self._batch = Batch(self._traits.n_batch)
         self._carrier = self._traits.n_rows  # the id of the row behind the others, where there is one
         self._ends = [0] * self._traits.n_rows

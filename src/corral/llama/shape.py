@@ -13,6 +13,9 @@ from corral.errors import LoadError
 from corral.llama import library
 from corral.ports import MemoryTraits, Rollback
 
+N_EXTRA_OUTPUTS = 32
+"""Positions of a pass that give logits besides the last of each row: four bytes for each token of the vocabulary."""
+
 _PAD = 256
 _CELLS_MAX = 2**31 - _PAD
 _FLASH = {
@@ -58,7 +61,7 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     params.n_batch, params.n_ubatch = _batch_sizes(config, has_window=lib.llama_model_n_swa(model) > 0)
     params.n_seq_max = config.n_rows + has_carrier(model, config)
     # 0 would reserve a row of logits for every token of a batch: hundreds of megabytes.
-    params.n_outputs_max = params.n_seq_max
+    params.n_outputs_max = params.n_seq_max + N_EXTRA_OUTPUTS
     params.n_threads = n_threads
     params.n_threads_batch = config.n_threads_batch if config.n_threads_batch > 0 else n_threads
     params.flash_attn_type = _FLASH[config.flash_attn]
@@ -125,6 +128,7 @@ def read_traits(model: Any, context: Any, config: ContextConfig, log: Sequence[s
         bytes_per_token=bytes_per_token,
         bytes_per_row=bytes_per_row,
         ranges=has_one_more,
+        n_extra_outputs=N_EXTRA_OUTPUTS,
         state_version=int(lib.LLAMA_STATE_SEQ_VERSION),
     )
 

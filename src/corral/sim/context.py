@@ -316,8 +316,9 @@ class SimContext:
         if not 0 < n_tokens <= self._traits.n_batch:
             raise ValueError(f"a batch of {n_tokens} tokens is not in [1, {self._traits.n_batch}]")
         n_outputs = sum(span.n_outputs for span in spans)
-        if n_outputs > self._traits.n_rows:
-            raise ValueError(f"{n_outputs} outputs in a batch; at most {self._traits.n_rows} are possible")
+        n_most = self._traits.n_rows + self._traits.n_extra_outputs
+        if n_outputs > n_most:
+            raise ValueError(f"{n_outputs} outputs in a batch; at most {n_most} are possible")
 
     def _check_span(self, span: Span) -> None:
         self._check_whole(span.row)

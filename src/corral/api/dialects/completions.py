@@ -8,6 +8,7 @@ from corral.api.dialects.native import NativeDialect
 from corral.api.dialects.parts import (
     FINISH_REASONS,
     Json,
+    echoed_logprobs,
     probs_json,
     progress_json,
     shown_probs,
@@ -17,7 +18,8 @@ from corral.api.dialects.parts import (
 from corral.api.dialects.sse import ServerSentEvents
 from corral.api.job import Job
 from corral.api.service import BUILD
-from corral.events import Chunk, Event, Finished, Progress
+from corral.errors import ServerError
+from corral.events import Chunk, Event, Finished, Progress, Started
 
 DONE = b"data: [DONE]\n\n"
 
@@ -41,6 +43,8 @@ class CompletionsDialect(ServerSentEvents):
             i: b',"index":%d,"logprobs":null,"finish_reason":null}],%b}\n\n' % (i, tail) for i in self._indices.values()
         }
         self._is_plain = not job.params.sampling.n_probs
+        echoes = job.params.echoes
+        self._echoes = {task.id: echoes[task.index // job.params.n] for task in job.tasks} if echoes else {}
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -53,7 +57,7 @@ class CompletionsDialect(ServerSentEvents):
 
     def whole(self, results: list[Finished]) -> object:
         self._results = results
-        choices = [self._final_choice(result, result.text) for result in results]
+        choices = [self._final_choice(result) for result in results]
         reply: Json = {"choices": choices, **self._tail, "usage": usage_json(self._job, results), **self._id}
         if self._job.params.verbose:
             reply["__verbose"] = NativeDialect(self._job).final(results[0])
@@ -64,6 +68,8 @@ class CompletionsDialect(ServerSentEvents):
             return self._chunk(event)
         if type(event) is Finished:
             return self._finish(event)
+        if type(event) is Started and self._echoes:
+            return self._text(self._indices[event.task_id], self._echoes[event.task_id])
         if type(event) is Progress:
             choice = self._choice(self._indices[event.task_id], "", None, None)
             return _event({"choices": [choice], **self._tail, **self._id, "prompt_progress": progress_json(event)})
@@ -72,12 +78,15 @@ class CompletionsDialect(ServerSentEvents):
     def _chunk(self, chunk: Chunk) -> bytes:
         index = self._indices[chunk.task_id]
         if self._is_plain and chunk.timings is None:
-            return b'data: {"choices":[{"text":%b%b' % (orjson.dumps(chunk.text), self._after[index])
+            return self._text(index, chunk.text)
         logprobs: Json | None = {"content": probs_json(chunk.probs, self._job.tokenizer)} if chunk.probs else None
         body: Json = {"choices": [self._choice(index, chunk.text, logprobs, None)], **self._tail, **self._id}
         if chunk.timings:
             body["timings"] = timings_json(chunk.timings)
         return _event(body)
+
+    def _text(self, index: int, text: str) -> bytes:
+        return b'data: {"choices":[{"text":%b%b' % (orjson.dumps(text), self._after[index])
 
     def _finish(self, result: Finished) -> bytes:
         self._results.append(result)
@@ -89,12 +98,26 @@ class CompletionsDialect(ServerSentEvents):
             body["timings"] = timings_json(result.timings)
         return _event(body)
 
-    def _final_choice(self, result: Finished, text: str) -> Json:
+    def _final_choice(self, result: Finished) -> Json:
         tokenizer = self._job.tokenizer
+        text = self._echoes.get(result.task_id, "") + result.text
+        index = self._indices[result.task_id]
+        if self._job.params.n_prompt_probs >= 0:
+            return self._choice(index, text, self._echoed_probs(result), FINISH_REASONS[result.reason])
         probs: Json | None = (
             {"content": probs_json(shown_probs(result, tokenizer), tokenizer)} if result.probs else None
         )
-        return self._choice(self._indices[result.task_id], text, probs, FINISH_REASONS[result.reason])
+        return self._choice(index, text, probs, FINISH_REASONS[result.reason])
+
+    def _echoed_probs(self, result: Finished) -> Json:
+        """Of the prompt, which siblings share, and the reply."""
+        n = self._job.params.n
+        parent = self._results[self._indices[result.task_id] // n * n]
+        (prompt,) = [task.prompt for task in self._job.tasks if task.id == parent.task_id]
+        if len(parent.prompt_probs) != max(len(prompt) - 1, 0):
+            raise ServerError("the log-probabilities of the prompt are not complete; please ask again")
+        shown = shown_probs(result, self._job.tokenizer)
+        return echoed_logprobs(prompt[:1], (*parent.prompt_probs, *shown), self._job.tokenizer)
 
     def _choice(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}

@@ -12,6 +12,7 @@ from corral.api.job import Job, make_job
 from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
 from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.schemas.chat import Chat, read_chat
+from corral.api.schemas.echo import read_echo
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
@@ -44,6 +45,12 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
     check_held(params.sampling, service)
     return prompts, params
+
+
+def read_echoing_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
+    """The same for prompts that may be repeated in the reply. Raises InvalidRequest."""
+    prompts, params = read_checked_prompts(fields, service)
+    return prompts, read_echo(fields, prompts, params, service.runtime.model.tokenizer)
 
 
 def chat_job(request: Request, service: Service, asked: Chat) -> Job:

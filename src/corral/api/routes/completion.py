@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.dialects.chat import ChatDialect
 from corral.api.dialects.completions import CompletionsDialect
 from corral.api.dialects.native import NativeDialect
-from corral.api.job import Job
-from corral.api.reply import Dialect
-from corral.api.routes.answer import answer, chat_job, make_request_job, read_checked_chat, read_checked_prompts
+from corral.api.routes.answer import (
+    answer,
+    chat_job,
+    make_request_job,
+    read_checked_chat,
+    read_checked_prompts,
+    read_echoing_prompts,
+)
 from corral.api.routes.body import read_body
 from corral.api.service import service_of
 
 
 async def native(request: Request) -> Response:
     """Complete a prompt; llama-server's own format."""
-    return await _complete(request, NativeDialect)
+    service = service_of(request)
+    prompts, params = await read_body(request, lambda fields: read_checked_prompts(fields, service))
+    job = make_request_job(request, service, prompts, params)
+    return answer(request, service, job, NativeDialect(job))
 
 
 async def completions(request: Request) -> Response:
     """Complete a prompt; OpenAI's format."""
-    return await _complete(request, CompletionsDialect)
+    service = service_of(request)
+    prompts, params = await read_body(request, lambda fields: read_echoing_prompts(fields, service))
+    job = make_request_job(request, service, prompts, params)
+    return answer(request, service, job, CompletionsDialect(job))
 
 
 async def chat(request: Request) -> Response:
@@ -33,10 +42,3 @@ async def chat(request: Request) -> Response:
     asked = await read_body(request, lambda fields: read_checked_chat(fields, service))
     job = chat_job(request, service, asked)
     return answer(request, service, job, ChatDialect(job, asked.rendered, asked.echo))
-
-
-async def _complete(request: Request, dialect: Callable[[Job], Dialect]) -> Response:
-    service = service_of(request)
-    prompts, params = await read_body(request, lambda fields: read_checked_prompts(fields, service))
-    job = make_request_job(request, service, prompts, params)
-    return answer(request, service, job, dialect(job))

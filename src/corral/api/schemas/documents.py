@@ -119,6 +119,7 @@ class CompletionRequest(CompletionFields):
     model: str = Field("", description="Not used: there is one model.")
     prompt: PromptDocument
     logprobs: int | None = Field(None, description="Show the probabilities of that many likeliest tokens.")
+    echo: bool = Field(False, description="Repeat the prompt; with logprobs its log-probabilities are shown, too.")
 
 
 class ChatFields(BaseModel):

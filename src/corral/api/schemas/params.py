@@ -18,7 +18,8 @@ from corral.tasks import MAX_PRIORITY, Limits, Sampling
 class Params:
     """How to generate and how to answer.
 
-    ``priority`` None: that of the API key. ``sse_ping_interval_s`` <= 0 sends no pings.
+    ``priority`` None: that of the API key. ``sse_ping_interval_s`` <= 0 sends no pings. ``echoes``: the text of each
+    prompt, to be repeated at the head of its replies; ``n_prompt_probs`` as in ``tasks.Task``.
     """
 
     sampling: Sampling
@@ -41,6 +42,8 @@ class Params:
     response_fields: tuple[str, ...] = ()
     preserved_tokens: frozenset[Token] = frozenset()
     lora: Scales = ()
+    echoes: tuple[str, ...] = ()
+    n_prompt_probs: int = -1
 
 
 def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokenizer: Tokenizer, n_slots: int) -> Params:

@@ -1,0 +1,154 @@
+"""``echo`` and ``logprobs`` of prompts, as evaluation harnesses ask for them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.api.conftest import SimServer
+from tests.api.live import events, is_idle
+
+from corral.config import ServerConfig
+
+Json = dict[str, Any]
+LONG = [3 + i % 200 for i in range(100)]
+
+
+def echoed(http: httpx.Client, prompt: object, **fields: Any) -> Json:
+    body = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 1, "temperature": 0, **fields}
+    reply = http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    made: Json = reply.json()
+    return made
+
+
+def logprobs(http: httpx.Client, prompt: object, **fields: Any) -> Json:
+    found: Json = echoed(http, prompt, **fields)["choices"][0]["logprobs"]
+    return found
+
+
+def direct(http: httpx.Client, prompt: list[int], i: int) -> float:
+    """The log-probability of token i, had the model been asked to go on there."""
+    body = {"prompt": prompt[:i], "n_predict": 1, "temperature": 0, "n_probs": 100_000}
+    (position,) = http.post("/completion", json=body).json()["completion_probabilities"]
+    return next(float(entry["logprob"]) for entry in position["top_logprobs"] if entry["id"] == prompt[i])
+
+
+def test_the_text_is_repeated(http: httpx.Client) -> None:
+    body: Json = {"prompt": "Once", "echo": True, "max_tokens": 20, "grammar": 'root ::= " upon"'}
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == "Once upon"
+    chunks = events(http.post("/v1/completions", json={**body, "stream": True}))[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Once upon"
+    two = {**body, "prompt": ["A", "B"], "n": 2}
+    assert [choice["text"] for choice in http.post("/v1/completions", json=two).json()["choices"]] == [
+        "A upon",
+        "A upon",
+        "B upon",
+        "B upon",
+    ]
+    chunks = events(http.post("/v1/completions", json={**two, "stream": True}))[:-1]
+    texts = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in range(4)]
+    assert texts == ["A upon", "A upon", "B upon", "B upon"]
+
+
+def test_each_token_of_the_prompt_has_its_logprob(http: httpx.Client) -> None:
+    """llama.cpp#27174, llama.cpp#8942: without these a harness scores at chance, and nobody notices."""
+    told = logprobs(http, LONG)
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["top_logprobs"]) == len(LONG) + 1
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert all(len(top) in (2, 3) for top in told["top_logprobs"][1:])
+    assert [entry["id"] for entry in told["content"]][:-1] == LONG[1:]
+    for i in (1, 2, 31, 32, 33, 64, 99):
+        assert told["token_logprobs"][i] == pytest.approx(direct(http, LONG, i), abs=1e-4), i
+        assert max(told["top_logprobs"][i].values()) >= told["token_logprobs"][i]
+
+
+def test_offsets_lead_into_the_text(http: httpx.Client) -> None:
+    choice = echoed(http, list(b"Once upon a time"))["choices"][0]
+    told = choice["logprobs"]
+    for token, at in zip(told["tokens"][:16], told["text_offset"], strict=False):
+        assert choice["text"][at : at + len(token)] == token
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_a_harness_reads_it(http: httpx.Client, max_tokens: int) -> None:
+    """As lm-eval does: the sum over the continuation, and whether it is what the model would have said."""
+    context, n_new = LONG[:40], 3
+    body = {"prompt": context, "n_predict": n_new, "temperature": 0, "return_tokens": True}
+    greedy = http.post("/completion", json=body).json()["tokens"]
+    told = logprobs(http, context + greedy, max_tokens=max_tokens, logprobs=1)
+    end = len(context) + len(greedy)
+    assert len(told["token_logprobs"]) == end + max_tokens
+    pairs = list(zip(told["token_logprobs"][40:end], told["top_logprobs"][40:end], strict=True))
+    assert all(p == max(top.values()) for p, top in pairs)
+    other = [*greedy[:-1], (greedy[-1] + 1) % 250]
+    told = logprobs(http, context + other, max_tokens=max_tokens, logprobs=1)
+    assert told["token_logprobs"][end - 1] < max(told["top_logprobs"][end - 1].values())
+
+
+def test_nothing_is_reused_and_nothing_is_left(http: httpx.Client) -> None:
+    prompt = [7 + i % 190 for i in range(90)]
+    http.post("/completion", json={"prompt": prompt, "n_predict": 1})
+    first = echoed(http, prompt)
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert echoed(http, prompt)["choices"] == first["choices"]
+    assert http.post("/completion", json={"prompt": [9, *prompt], "n_predict": 1}).json()["timings"]["cache_n"] == 0
+
+
+def test_siblings_show_the_prompt_that_they_share(http: httpx.Client) -> None:
+    choices = echoed(http, [LONG[:20], LONG[20:50]], n=2, max_tokens=2)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    for a, b, prompt in ((0, 1, LONG[:20]), (2, 3, LONG[20:50])):
+        mine, others = (choices[i]["logprobs"]["token_logprobs"][: len(prompt)] for i in (a, b))
+        assert mine == others and [e["id"] for e in choices[a]["logprobs"]["content"]][: len(prompt) - 1] == prompt[1:]
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_many_at_once_and_streams_beside_them(serve_sim: SimServer, unified: bool) -> None:
+    http = serve_sim(ServerConfig(port=0), n_slots=4 if unified else 3, n_ctx=1200)
+    prompts = [[(5 + 7 * k + i) % 250 for i in range(40 + 9 * k)] for k in range(6)]
+    alone = [logprobs(http, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        streams = [
+            pool.submit(http.post, "/completion", json={"prompt": [k], "n_predict": 60, "stream": True}) for k in (1, 2)
+        ]
+        together = list(pool.map(lambda prompt: logprobs(http, prompt), prompts))
+        assert all(stream.result().status_code == 200 for stream in streams)
+    assert together == alone
+    assert is_idle(http)
+
+
+def test_short_prompts(http: httpx.Client) -> None:
+    told = logprobs(http, [5])
+    assert len(told["token_logprobs"]) == 2 and told["token_logprobs"][0] is None
+    assert logprobs(http, [5], max_tokens=0)["token_logprobs"] == [None]
+
+
+def test_no_alternatives(http: httpx.Client) -> None:
+    told = logprobs(http, LONG[:10], logprobs=0)
+    assert all(len(top) == 1 for top in told["top_logprobs"][1:-1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stream": True}, "Field 'stream': log-probabilities of the prompt"),
+        ({"logprobs": 101}, "Field 'logprobs': Value must be between 0 <="),
+        ({"echo": "yes"}, "Field 'echo': type must be boolean"),
+    ],
+)
+def test_refusals(http: httpx.Client, fields: Json, message: str) -> None:
+    body = {"prompt": "x", "echo": True, "logprobs": 1, **fields}
+    reply = http.post("/v1/completions", json=body)
+    assert reply.status_code == 400 and reply.json()["error"]["message"].startswith(message)
+
+
+def test_the_client_reads_it(http: httpx.Client) -> None:
+    with openai.OpenAI(base_url=f"{str(http.base_url).rstrip('/')}/v1", api_key="none", max_retries=0) as client:
+        reply = client.completions.create(model="m", prompt=LONG[:9], echo=True, logprobs=1, max_tokens=1)
+    told = reply.choices[0].logprobs
+    assert told is not None and told.token_logprobs is not None and len(told.token_logprobs) == 10
+    assert told.tokens and told.text_offset == sorted(told.text_offset or ())
