@@ -159,6 +159,27 @@ def test_13_a_call_cut_by_the_limit_is_told_as_cut(
     assert dialect.reason(reply) in ("length", "max_tokens", "max_output_tokens")
 
 
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMATS: dict[str, Callable[[Json], Json]] = {
+    "/v1/responses": lambda schema: {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+    "/v1/messages": lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    "/api/chat": lambda schema: {"format": schema},
+}
+
+
+def test_a_schema_holds_the_text(canned: httpx.Client, engine: CannedEngine, dialect: Dialect) -> None:
+    assert canned.post(dialect.path, json={**dialect.body("hi"), **FORMATS[dialect.path](SCHEMA)}).status_code == 200
+    held = engine.tasks[-1].sampling.constraint
+    assert held is not None and json.loads(held.text) == SCHEMA
+
+
+def test_53_a_schema_that_does_not_compile_is_refused(http: httpx.Client, dialect: Dialect) -> None:
+    """llama.cpp#19051: never an answer without it."""
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    reply = http.post(dialect.path, json={**dialect.body("hi"), **FORMATS[dialect.path](bad)})
+    assert reply.status_code == 400, reply.text
+
+
 @pytest.mark.parametrize("arguments", ["{", "", "null", '{"city": "Ro', "[" * 50, "\0"])
 def test_57_broken_arguments_in_the_history(http: httpx.Client, dialect: Dialect, arguments: str) -> None:
     """llama.cpp#25510: the conversation is not wedged."""

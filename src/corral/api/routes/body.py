@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Longer bodies are parsed and tokenised by a worker thread: they would hold up everybody's tokens."""
-SLOW = re.compile(rb"grammar|json_schema|response_format|regex|lark|tools|previous_response_id|\\u")
+SLOW = re.compile(rb"grammar|json_schema|format|regex|lark|tools|previous_response_id|\\u")
 """So are bodies with what must be compiled, which takes time, also if a name is written with escapes, and those that
 need what a file holds."""
 
