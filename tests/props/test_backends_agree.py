@@ -210,7 +210,7 @@ def sides(request: pytest.FixtureRequest, weights: LlamaModel) -> Iterator[tuple
 
 def test_traits_agree(sides: tuple[Side, Side]) -> None:
     real, fake = (side.context.traits for side in sides)
-    of_bytes = {"bytes_per_token": 0, "bytes_per_row": 0, "state_version": 0, "state_head": b""}
+    of_bytes = {"n_extra_outputs": 0, "bytes_per_token": 0, "bytes_per_row": 0, "state_version": 0, "state_head": b""}
     assert replace(real, **of_bytes) == replace(fake, **of_bytes)
 
 
