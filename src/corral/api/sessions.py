@@ -86,7 +86,7 @@ class Session:
     async def _run(self, run: Run) -> None:
         try:
             await run(self._take)
-        except Exception:
+        except Exception:  # nobody awaits this task: what went wrong must be in the log, and readers must not hang
             logger.exception("a stream that can be resumed failed")
 
     def _end(self, _task: asyncio.Task[None]) -> None:

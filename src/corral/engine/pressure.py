@@ -44,15 +44,14 @@ def _n_margin(draft: Draft, n_joining: int = 0) -> int:
 def has_room(draft: Draft, n_tokens: int, n_shared: int, n_headroom: int, spared: RowId | None) -> bool:
     """Whether ``n_tokens``, of which ``n_shared`` are in shared cells, would fit if every cold row but one went."""
     ledger, window = draft.ledger, draft.ledger.traits.window
-    cold = set(ledger.cold_rows()) - {spared}
-    n_margin = draft.view.n_margin if ledger.leased_rows() else 0
-    n_room = ledger.traits.n_cells - ledger.n_used + ledger.n_reclaimable(spared) - n_margin
+    n_margin = _n_margin(draft, n_joining=1)
+    n_room = _n_free(draft) + ledger.n_reclaimable(spared) - n_margin
     if n_tokens - n_shared + n_headroom > n_room:
         return False
     if not ledger.traits.own_windows:
         return True
-    n_kept = ledger.n_window_used - sum(min(ledger.length(row), window) for row in cold)
-    return n_kept + min(n_tokens, window) + n_headroom <= ledger.traits.window_cells - n_margin
+    n_freed = sum(min(ledger.length(row), window) for row in ledger.cold_rows() if row != spared)
+    return min(n_tokens, window) + n_headroom <= _n_free_window(draft) + n_freed - n_margin
 
 
 def reclaim(draft: Draft, n_needed: int, spared: RowId | None = None) -> bool:

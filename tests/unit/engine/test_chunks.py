@@ -18,14 +18,14 @@ MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "sp
 N_USED = 1000
 
 
-def cost_model(unified: bool, scale: float = 1.0) -> CostModel:
+def cost_model(unified: bool, scale: float = 1.0, n_ubatch: int = 512) -> CostModel:
     traits = MemoryTraits(
         n_cells=8192,
         n_cells_row=8192 if unified else 512,
         n_rows=16,
         n_streams=1 if unified else 16,
         n_batch=2048,
-        n_ubatch=512,
+        n_ubatch=n_ubatch,
         shared_cells=unified,
     )
     cost = CostModel(traits)
@@ -134,3 +134,11 @@ def test_where_each_row_has_its_stream_others_do_not_fill_its_tile() -> None:
     cost.weights = PRIOR._replace(seen=4 * PRIOR.seen)
     alone, beside = (n_given_back(cost, 700, 20, n_beside) for n_beside in (0, 65))
     assert alone == beside == N_TILED - 19
+
+
+@MEMORIES
+def test_nothing_is_given_back_for_a_tile_that_ubatches_cannot_fill(unified: bool) -> None:
+    for n_ubatch, is_given in ((N_TILED, True), (N_TILED // 2, False)):
+        cost = cost_model(unified, n_ubatch=n_ubatch)
+        cost.weights = PRIOR._replace(seen=100 * PRIOR.seen)
+        assert (n_given_back(cost, 700, 20, 0) > 0) is is_given

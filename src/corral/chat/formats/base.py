@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +80,32 @@ class CallFormat(Protocol):
         The place is kept on entry; ``cursor.commit`` comes before the first word to ``sink``.
         """
         ...
+
+
+def read_section(
+    cursor: Cursor,
+    one: Callable[[], Steps[bool]],
+    section: tuple[str, ...],
+    section_end: tuple[str, ...],
+    *,
+    has_one: bool = False,
+) -> Steps[bool]:
+    """Calls read by ``one``, one after the other (only the first if ``has_one``), between optional marks.
+
+    False: there is none; see ``CallFormat.read``.
+    """
+    yield from cursor.accept(*section)
+    yield from cursor.space()
+    if not (yield from one()):
+        return False
+    while not has_one:
+        cursor.begin()
+        yield from cursor.space()
+        if not (yield from one()):
+            cursor.undo()
+            break
+    yield from cursor.step_over(*section_end)
+    return True
 
 
 class Format(Protocol):

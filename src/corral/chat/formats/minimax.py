@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
+from corral.chat.formats.base import read_section
 from corral.chat.formats.tagged import json_or_string, string_value, value_kind
 from corral.chat.tools import MAX_DEPTH, Schema, Tools
 
@@ -28,18 +30,7 @@ class MinimaxCalls:
     bare = ""
 
     def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
-        yield from cursor.accept(OPEN)
-        yield from cursor.space()
-        if not (yield from self._one(cursor, sink, tools)):
-            return False
-        while True:
-            cursor.begin()
-            yield from cursor.space()
-            if not (yield from self._one(cursor, sink, tools)):
-                break
-        cursor.undo()
-        yield from cursor.step_over(CLOSE)
-        return True
+        return read_section(cursor, partial(self._one, cursor, sink, tools), (OPEN,), (CLOSE,))
 
     def _one(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         if not (yield from cursor.accept(INVOKE)):

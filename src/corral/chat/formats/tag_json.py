@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
-from corral.chat.formats.base import is_name
+from corral.chat.formats.base import is_name, read_section
 from corral.chat.tools import Tools
 
 
@@ -45,18 +46,9 @@ class TagJson:
         return (*self.section, self.open)
 
     def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
-        yield from cursor.accept(*self.section)
-        yield from cursor.space()
-        if not (yield from self._one(cursor, sink, tools)):
-            return False
-        while self.open:
-            cursor.begin()
-            yield from cursor.space()
-            if not (yield from self._one(cursor, sink, tools)):
-                cursor.undo()
-                break
-        yield from cursor.step_over(*self.section_end)
-        return True
+        return read_section(
+            cursor, partial(self._one, cursor, sink, tools), self.section, self.section_end, has_one=not self.open
+        )
 
     def _one(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         """One call. False: there is none, and nothing was told."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import dataclass
+from functools import partial
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
-from corral.chat.formats.base import is_name
+from corral.chat.formats.base import is_name, read_section
 from corral.chat.tools import Tools
 
 
@@ -52,18 +53,7 @@ class Tagged:
         return (*self.section, self.open)
 
     def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
-        yield from cursor.accept(*self.section)
-        yield from cursor.space()
-        if not (yield from self._one(cursor, sink, tools)):
-            return False
-        while True:
-            cursor.begin()
-            yield from cursor.space()
-            if not (yield from self._one(cursor, sink, tools)):
-                break
-        cursor.undo()
-        yield from cursor.step_over(*self.section_end)
-        return True
+        return read_section(cursor, partial(self._one, cursor, sink, tools), self.section, self.section_end)
 
     def _one(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         """One call. False: there is none, and nothing was told."""
