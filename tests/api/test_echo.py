@@ -152,3 +152,28 @@ def test_the_client_reads_it(http: httpx.Client) -> None:
     told = reply.choices[0].logprobs
     assert told is not None and told.token_logprobs is not None and len(told.token_logprobs) == 10
     assert told.tokens and told.text_offset == sorted(told.text_offset or ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"suffix": "the end"}, "Field 'suffix': a text can only be continued"),
+        ({"suffix": 5}, "Field 'suffix': type must be string, but is number"),
+        ({"best_of": 3}, "Field 'best_of': 3 is more than n (1)"),
+        ({"n": 2, "best_of": 3}, "Field 'best_of': 3 is more than n (2)"),
+        ({"best_of": "3"}, "Field 'best_of': type must be number, but is string"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_would_change_the_answer_are_refused(
+    http: httpx.Client, fields: Json, says: str, stream: bool
+) -> None:
+    refused = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1, "stream": stream, **fields})
+    assert refused.status_code == 400
+    assert says in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"suffix": ""}, {"suffix": None, "best_of": None}, {"n": 2, "best_of": 2}])
+def test_fields_that_ask_for_nothing_are_no_fault(http: httpx.Client, fields: Json) -> None:
+    reply = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 1, **fields})
+    assert reply.status_code == 200, reply.text

@@ -159,6 +159,8 @@ def test_a_template_of_the_command_line(serve_sim: SimServer) -> None:
         ({"tools": [{"type": "web"}]}, "Unsupported tool type"),
         ({"tools": 5}, "expected 'tools' to be an array"),
         ({"functions": [{"name": "f"}]}, "use 'tools'"),
+        ({"modalities": ["text", "audio"]}, "Field 'modalities': replies are text, not audio"),
+        ({"web_search_options": {}}, "Field 'web_search_options'"),
         ({"tool_choice": "required"}, "the request has no tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "no tool is called 'f'"),
         ({"tool_choice": "maybe"}, "Invalid tool_choice: maybe"),

@@ -42,6 +42,11 @@ def message(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["message"]
 
 
+@pytest.fixture
+def files(serve_sim: SimServer, tmp_path: Path) -> httpx.Client:
+    return serve_sim(server(tmp_path), n_slots=1)
+
+
 def test_s28_a_saved_slot_is_restored_by_another_server(serve_sim: SimServer, tmp_path: Path) -> None:
     first = serve_sim(server(tmp_path), n_slots=2)
     answer = complete(first, TEXT, id_slot=1)
@@ -123,13 +128,25 @@ def test_refusals(serve_sim: SimServer, tmp_path: Path, http: httpx.Client) -> N
     hint = "This server does not support slots action. Start it with `--slot-save-path`"
     assert (*message(off), off.json()["error"]["type"]) == (501, hint, "not_supported_error")
     on = serve_sim(server(tmp_path), n_slots=1)
-    assert message(act(on, "one", "save", "x")) == (400, "Invalid slot ID")
+    assert message(act(on, "one", "save", "x")) == (400, "Invalid slot ID: 'one' (slots are numbered from 0)")
     assert message(act(on, 0, "load", "x")) == (400, "Invalid action")
     assert message(on.post("/slots/0", json={})) == (400, "Invalid action")
     assert message(act(on, 0, "save", "../x")) == (400, "Invalid filename")
     assert message(act(on, 0, "save")) == (400, "key 'filename' not found")
     assert message(act(on, 0, "restore", "none")) == (400, "Unable to restore slot: No such file or directory")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "slot", ["18446744073709551616", "9" * 5000, "1_0", "+1", "-1", "%D9%A3", "%201", "1.0", "0x1"]
+)
+def test_what_is_no_number_of_a_slot_does_nothing(files: httpx.Client, slot: str) -> None:
+    before = complete(files, TEXT)["timings"]
+    for action in ("save", "restore", "erase"):
+        code, text = message(act(files, slot, action, "x"))
+        assert (code, text.startswith("Invalid slot ID")) == (400, True), text
+        assert len(text) < 200
+    assert complete(files, TEXT)["timings"]["cache_n"] >= before["prompt_n"] + before["cache_n"] - 1
 
 
 def test_a_failed_restore_leaves_the_slot_as_it_was(serve_sim: SimServer, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--top-k", k.INT, _S.top_k, "keep the k likeliest; 0: off", "TOP_K"),
         _flag("--top-p", k.number(), _S.top_p, "keep the likeliest with this sum; 1: off", "TOP_P"),
         _flag("--min-p", k.number(), _S.min_p, "keep those with this share of the likeliest; 0: off", "MIN_P"),
-        _flag("-s --seed", k.INT, -1, "seed; -1: random"),
+        _flag("-s --seed", k.SEED, -1, "seed; -1: random"),
         _flag("--samplers", k.SAMPLER_NAMES, DEFAULT_SAMPLERS, "samplers in order"),
         _flag("--sampler-seq --sampling-seq", k.SAMPLER_LETTERS, None, "the same by letters, as edskypmxt"),
         _flag("--ignore-eos", k.SWITCH, False, "ban end-of-generation tokens"),

@@ -28,25 +28,29 @@ class Kind:
     read: Callable[[str], Any]
 
 
-def integer(low: int | None = None, high: int | None = None, metavar: str = "N") -> Kind:
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+FLOAT_MAX = 3e38
+"""What libllama's 32-bit numbers hold."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+
+
+def integer(low: int = INT_MIN, high: int = INT_MAX, metavar: str = "N") -> Kind:
     """A whole number, ``low`` <= n <= ``high``."""
 
     def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a whole number") from None
-        return _in_range(value, low, high)
+        if not _WHOLE.fullmatch(text.strip()):
+            raise ValueError(f"{text!r} is not a whole number")
+        return _in_range(int(text), low, high)
 
     return Kind(metavar, read)
 
 
-def number(low: float | None = None, high: float | None = None) -> Kind:
+def number(low: float = -FLOAT_MAX, high: float = FLOAT_MAX) -> Kind:
     """A finite number, ``low`` <= x <= ``high``."""
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text if text.isascii() and "_" not in text else "")
         except ValueError:
             raise ValueError(f"{text!r} is not a number") from None
         if not isfinite(value):
@@ -56,10 +60,10 @@ def number(low: float | None = None, high: float | None = None) -> Kind:
     return Kind("X", read)
 
 
-def _in_range(value: N, low: N | None, high: N | None) -> N:
-    if low is not None and value < low:
+def _in_range(value: N, low: N, high: N) -> N:
+    if value < low:
         raise ValueError(f"{value} is too small (at least {low})")
-    if high is not None and value > high:
+    if value > high:
         raise ValueError(f"{value} is too large (at most {high})")
     return value
 
@@ -168,8 +172,11 @@ def _pins(text: str) -> tuple[dict[str, Any], ...]:
     return tuple(pins)
 
 
+_BIAS = re.compile(r"([0-9]{1,9})([+-](?:inf|[0-9]{1,30}(?:\.[0-9]*)?|\.[0-9]+))")
+
+
 def _bias(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(\d+)([+-](?:inf|[0-9.]+))", text)
+    match = _BIAS.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not TOKEN_ID+BIAS or TOKEN_ID-BIAS")
     return int(match[1]), float(match[2])
@@ -253,4 +260,5 @@ BIAS = Kind("TOKEN(+/-)BIAS", _bias)
 SAMPLER_NAMES = Kind("A;B;...", _sampler_names)
 SAMPLER_LETTERS = Kind("LETTERS", _sampler_letters)
 INT = integer()
+SEED = integer(high=2**32 - 1)
 COUNT = integer(0)

@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     |(?P<literal>"(?:\\ESCAPE|[^"\\])*")
     |(?P<chars>\[(?:\\ESCAPE|[^\]\\])*\])
     |(?P<any>\.)
-    |(?P<token>!?<(?:\[\d+\]|(?:[^>\[][^>]*)?)>)
+    |(?P<token>!?<(?:\[[0-9]+\]|(?:[^>\[][^>]*)?)>)
     |(?P<repeat>[*+?]|\{[ \t]*[0-9]+[ \t]*(?:,[ \t]*[0-9]*[ \t]*)?\})
     |(?P<mark>[()|])""".replace("ESCAPE", _ESCAPE),
     re.VERBOSE | re.DOTALL,

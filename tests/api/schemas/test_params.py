@@ -88,6 +88,12 @@ def test_soft_limits_clamp() -> None:
         ({"lora": [{"scale": 1}]}, "Field 'lora: id': type must be an integer, but is null"),
         ({"lora": [{"id": 0, "scale": "x"}]}, "Field 'lora: scale': type must be number, but is string"),
         ({"lora": {}}, "Field 'lora': type must be array, but is object"),
+        ({"priority": 1.5}, "Field 'priority': must be a whole number, but is 1.5"),
+        ({"priority": True}, "Field 'priority': type must be number, but is boolean"),
+        (
+            {"dry_penalty_last_n": -1},
+            "Field 'dry_penalty_last_n': Value must be between 0 <= value <= 2147483647, but got -1",
+        ),
     ],
 )
 def test_refusals(body: dict[str, object], message: str) -> None:
@@ -138,10 +144,37 @@ def test_logit_bias_forms(bias: object, pairs: tuple[tuple[int, float], ...]) ->
     assert read({"logit_bias": bias}).sampling.logit_bias == pairs
 
 
-@pytest.mark.parametrize("bias", [[[N_VOCAB, 1]], {"-1": 1}, [[5]], [5], [[True, 1]], [[5, True]], [[5, "x"]], "x"])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        *([[N_VOCAB, 1]], {"-1": 1}, [[5]], [5], [[True, 1]], [[5, True]], [[5, "x"]], "x"),
+        *({"9" * 19: 1}, {"9" * 5000: 1}, {"-" + "0" * 5000: 1}),
+    ],
+)
 def test_a_wrong_logit_bias_is_refused(bias: object) -> None:
-    with pytest.raises(InvalidRequest, match="logit_bias"):
+    with pytest.raises(InvalidRequest, match="logit_bias") as refused:
         read({"logit_bias": bias})
+    assert len(str(refused.value)) < 200
+
+
+def test_what_only_looks_like_an_id_is_text() -> None:
+    bytes_of_text = tuple((byte, 1.0) for byte in b"--5")
+    assert read({"logit_bias": {"--5": 1}}).sampling.logit_bias == bytes_of_text
+    assert len(read({"logit_bias": {"1_0": 1, "+1": 1, "\u0663": 1}}).sampling.logit_bias) == 3 + 2 + 2
+
+
+def test_unknown_samplers_are_left_out_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert read({"samplers": ["top-k", "magic\n", *["x" * 9000] * 999]}).sampling.samplers == ("top_k",)
+    (line,) = caplog.messages
+    assert "'magic\\n'" in line and "top_k" not in line.partition("(")[0]
+    assert len(line) < 500
+    caplog.clear()
+    assert read({"samplers": "kqt"}).sampling.samplers == ("top_k", "temperature")
+    assert "'q'" in caplog.text
+    caplog.clear()
+    read({"samplers": ["nucleus", "typical-p", "temp"]})
+    assert not caplog.messages
 
 
 def test_samplers_by_name_alias_and_letter() -> None:

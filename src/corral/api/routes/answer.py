@@ -11,6 +11,7 @@ from starlette.types import Message
 from corral.api.job import Job, make_job
 from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
 from corral.api.request_log import REQUEST_ID, LoggedDialect
+from corral.api.schemas.absent import refuse_in_completion
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.echo import read_echo
 from corral.api.schemas.fields import Fields
@@ -50,6 +51,7 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
 def read_echoing_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
     """The same for prompts that may be repeated in the reply. Raises InvalidRequest."""
     prompts, params = read_checked_prompts(fields, service)
+    refuse_in_completion(fields, params.n)
     return prompts, read_echo(fields, prompts, params, service.runtime.model.tokenizer)
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routes.body import json_response, read_body
-from corral.api.schemas.fields import Fields
+from corral.api.schemas.fields import Fields, quoted, whole_number
 from corral.api.service import Service, cache_key, service_of
 from corral.engine import slot_file
 from corral.engine.slot_file import SlotFile
@@ -29,10 +29,7 @@ async def slot_action(request: Request) -> Response:
     folder = service_of(request).server.slot_save_path
     if folder is None:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
-    try:
-        slot = int(request.path_params["id_slot"])
-    except ValueError:
-        raise InvalidRequest("Invalid slot ID") from None
+    slot = _slot(request.path_params["id_slot"])
     match request.query_params.get("action"):
         case "save":
             return await _save(request, slot, folder)
@@ -42,6 +39,14 @@ async def slot_action(request: Request) -> Response:
             done = await _act(request, TaskKind.SLOT_ERASE, slot, cache_key(request, ""))
             return json_response({"id_slot": slot, "n_erased": done.n_tokens})
     raise InvalidRequest("Invalid action")
+
+
+def _slot(text: str) -> int:
+    """Numbers beyond the slots wrap around."""
+    slot = whole_number(text)
+    if slot is None or slot < 0:
+        raise InvalidRequest(f"Invalid slot ID: {quoted(text)} (slots are numbered from 0)")
+    return slot
 
 
 async def _save(request: Request, slot: int, folder: Path) -> Response:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from corral.api.dialects.parts import Json
 from corral.api.reply import SessionReply
 from corral.api.routes.body import json_response, read_body
+from corral.api.schemas.fields import whole_number
 from corral.api.service import service_of, tenant_of
 from corral.api.sessions import Session, SessionKey
 from corral.errors import InvalidRequest, NotFound
@@ -16,13 +17,13 @@ from corral.errors import InvalidRequest, NotFound
 async def read_stream(request: Request) -> Response:
     """The bytes of a stream from an offset on, then those that come."""
     key = _key(request)
-    offset = request.query_params.get("from", "0")
-    if not (offset.isascii() and offset.isdigit() and len(offset) < 19):
+    offset = whole_number(request.query_params.get("from", "0"))
+    if offset is None or offset < 0:
         raise InvalidRequest("Invalid 'from' offset")
     session = service_of(request).sessions.get(key)
     if session is None:
         raise NotFound("Stream not found or expired")
-    return SessionReply(session, int(offset))
+    return SessionReply(session, offset)
 
 
 async def delete_stream(request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from corral.api.schemas.absent import refuse_in_chat
 from corral.api.schemas.constraint import behind_thoughts
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
@@ -86,8 +87,7 @@ def count_tokens(fields: Fields, service: Service) -> int:
 
 
 def _read_request(fields: Fields, service: Service) -> ChatRequest:
-    if fields.array("functions"):
-        raise InvalidRequest("Field 'functions': this older form is not supported; use 'tools'")
+    refuse_in_chat(fields)
     tools = read_tools(fields.value("tools"))
     choice = read_tool_choice(fields.value("tool_choice"), tools)
     if choice.mode != "none" and fields.value("grammar") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 
 import orjson
@@ -16,6 +17,10 @@ MAX_DEPTH = 200
 """How deep a body may nest: what works on bodies recurses."""
 _LONG = 10**15
 """Numbers from here on are shown with an exponent."""
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+"""Python's ``int`` also takes ``1_0``, ``+1`` and digits of other scripts, and raises for thousands of digits."""
+MAX_SHOWN = 80
+"""Characters of a wrong text that a message repeats."""
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
@@ -39,6 +44,16 @@ def _is_deep(body: dict[str, object]) -> bool:
         if not level:
             return False
     return True
+
+
+def whole_number(text: str) -> int | None:
+    """The number that stands in a path, a query or an object's key, in at most 18 plain digits; None for other text."""
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def quoted(text: str) -> str:
+    """What was given, as a message or the log repeats it: on one line, and not much of it."""
+    return repr(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...")
 
 
 def type_name(value: object) -> str:
@@ -126,6 +141,13 @@ class Fields:
         """An integer that must lie in [low, high]; fractions are cut off."""
         found = self.find(*names)
         return default if found is None else int(_within(found[0], int(_finite(*found)), low, high))
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        """An integer that must lie in [low, high]; a fraction is refused, as for names that llama-server lacks."""
+        value = self._body.get(name)
+        if value is not None and _finite(name, value) % 1:
+            raise InvalidRequest(f"Field '{name}': must be a whole number, but is {value}")
+        return self.integer(name, default=default, low=low, high=high)
 
     def strings(self, name: str) -> tuple[str, ...] | None:
         """An array of strings."""

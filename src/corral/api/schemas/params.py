@@ -77,7 +77,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
 def _priority(fields: Fields) -> int | None:
     if fields.value("priority") is None:
         return None
-    return fields.integer("priority", default=0, low=-MAX_PRIORITY, high=MAX_PRIORITY)
+    return fields.whole("priority", 0, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def _limits(fields: Fields, default: Limits, n_predict: int) -> Limits:

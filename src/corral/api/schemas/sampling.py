@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Iterator
 
 from corral.api.schemas.constraint import read_held
-from corral.api.schemas.fields import Fields, wrong_type
+from corral.api.schemas.fields import Fields, quoted, whole_number, wrong_type
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Tokenizer
 from corral.tasks import Sampling
+
+log = logging.getLogger("corral.api")
 
 SAMPLER_CHARS = {
     "e": "penalties",
@@ -30,6 +34,10 @@ _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "
 _SAMPLER_NAMES = {name.replace("_", ""): name for name in SAMPLER_CHARS.values()} | _SAMPLER_ALIASES
 
 RANDOM_SEED = 2**32 - 1
+
+_NUMBER = re.compile(r"-?[0-9]+")
+MAX_TOLD = 3
+"""Unknown names of one request that the log repeats."""
 
 
 def read_sampling(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> Sampling:
@@ -114,15 +122,25 @@ def _samplers(fields: Fields, default: Sampling) -> tuple[str, ...]:
     value = fields.value("samplers")
     if value is None:
         return default.samplers
-    if isinstance(value, str):
-        return tuple(SAMPLER_CHARS[char] for char in value if char in SAMPLER_CHARS)
-    return parse_sampler_names(fields.strings("samplers") or ())
+    names = value if isinstance(value, str) else fields.strings("samplers") or ()
+    known = SAMPLER_CHARS if isinstance(value, str) else _SAMPLER_NAMES
+    found = [(name, known.get(name if isinstance(value, str) else _plain(name))) for name in names]
+    _tell_unknown([name for name, sampler in found if sampler is None])
+    return tuple(sampler for _, sampler in found if sampler is not None)
 
 
-def parse_sampler_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Canonical sampler names; unknown ones are left out. ``top-k``, ``topk`` and ``top_k`` are the same."""
-    keys = (name.lower().replace("-", "").replace("_", "") for name in names)
-    return tuple(_SAMPLER_NAMES[key] for key in keys if key in _SAMPLER_NAMES)
+def _plain(name: str) -> str:
+    """``top-k``, ``topk`` and ``top_k`` are the same."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _tell_unknown(names: list[str]) -> None:
+    """They are left out, as llama-server does."""
+    if not names:
+        return
+    more = f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
+    shown = ", ".join(map(quoted, names[:MAX_TOLD]))
+    log.info("unknown samplers are left out: %s%s (known: %s)", shown, more, ", ".join(SAMPLER_CHARS.values()))
 
 
 def _logit_bias(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> tuple[tuple[Token, float], ...]:
@@ -137,8 +155,17 @@ def _logit_bias(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> tupl
 
 def _object_pairs(value: dict[str, object]) -> Iterator[tuple[int | str, float]]:
     for key, bias in value.items():
-        number = key.strip()
-        yield (int(number) if number.isascii() and number.lstrip("-").isdigit() else key), _bias(bias)
+        yield _token_or_text(key), _bias(bias)
+
+
+def _token_or_text(key: str) -> int | str:
+    text = key.strip()
+    if not _NUMBER.fullmatch(text):
+        return key
+    token = whole_number(text)
+    if token is None:
+        raise InvalidRequest(f"Field 'logit_bias': token id {quoted(text)} is not in the vocabulary")
+    return token
 
 
 def _array_pairs(value: list[object]) -> Iterator[tuple[int | str, float]]:
