@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from corral.chat.adapt import Message
 from corral.ids import Token
 from corral.ports import ModelInfo, Tokenizer
+from corral.words import words_pattern
 
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Characters that Unicode keeps for inner use of programs."""
@@ -129,7 +130,7 @@ class _Words:
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = sorted({word for word in words if len(word) > 1 and word.strip()})
-        self._pattern = re.compile(_trie_pattern(self.words)) if self.words else None
+        self._pattern = re.compile(words_pattern(self.words)) if self.words else None
         self._heads = {word[:n] for word in self.words for n in range(1, len(word))}
         self._tails = {word[n:] for word in self.words for n in range(1, len(word))}
         self._n_max = max(map(len, self.words), default=0)
@@ -175,15 +176,3 @@ class _Words:
             at = match.end()
         if at < len(text):
             yield at, len(text)
-
-
-def _trie_pattern(words: Sequence[str]) -> str:
-    """A pattern for sorted words that tries no letter twice; the longest word counts."""
-    if words == [""]:
-        return ""
-    by_letter: dict[str, list[str]] = {}
-    for word in words:
-        by_letter.setdefault(word[:1], []).append(word[1:])
-    is_end = by_letter.pop("", None) is not None
-    branches = [re.escape(letter) + _trie_pattern(rest) for letter, rest in by_letter.items()]
-    return f"(?:{'|'.join(branches)}){'?' if is_end else ''}"

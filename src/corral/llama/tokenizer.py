@@ -10,6 +10,14 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from corral.ids import Token
+from corral.llama.cuts import Cutter
+
+_SPECIAL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_PARSED = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_STRIPS = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
+
+SHORT_BYTES = 4096
+"""Texts that are not longer hold too few special tokens to be slow."""
 
 
 class LlamaTokenizer:
@@ -24,17 +32,50 @@ class LlamaTokenizer:
         return self._n_vocab
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[Token]:
-        """Lone surrogates in ``text`` become "?". Raises ValueError if libllama cannot."""
+        """Lone surrogates in ``text`` become "?". Takes time in proportion to it. ValueError if libllama cannot."""
         raw = text.encode("utf-8", "replace")
-        n = self._tokenize(raw, buffer := (lib.llama_token * (len(raw) + 8))(), add_special, parse_special)
+        pieces = [raw] if len(raw) <= SHORT_BYTES else self._cutters[parse_special].pieces(raw)
+        if len(pieces) == 1:
+            return self._tokenize(raw, add_special, parse_special)
+        first, last = self._ends if add_special else ([], [])
+        tokens = [token for piece in pieces for token in self._tokenize(piece, False, parse_special)]
+        return [*first, *tokens, *last]
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[Token]:
+        n = self._fill(raw, buffer := (lib.llama_token * (len(raw) + 8))(), add_special, parse_special)
         if n < 0:
-            n = self._tokenize(raw, buffer := (lib.llama_token * -n)(), add_special, parse_special)
+            n = self._fill(raw, buffer := (lib.llama_token * -n)(), add_special, parse_special)
         if n < 0:
             raise ValueError("the text cannot be tokenized")
-        return list(buffer[:n])
+        tokens: list[Token] = buffer[:n]
+        return tokens
 
-    def _tokenize(self, raw: bytes, buffer: Any, add_special: bool, parse_special: bool) -> int:
+    def _fill(self, raw: bytes, buffer: Any, add_special: bool, parse_special: bool) -> int:
         return int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, len(buffer), add_special, parse_special))
+
+    @functools.cached_property
+    def _ends(self) -> tuple[list[Token], list[Token]]:
+        """What ``add_special`` puts before a text and behind it."""
+        both = self._tokenize(b"", True, False)
+        n_first = 1 if len(both) > 1 or lib.llama_vocab_get_add_bos(self._vocab) else 0
+        return both[:n_first], both[n_first:]
+
+    @functools.cached_property
+    def _cutters(self) -> tuple[Cutter, Cutter]:
+        """For texts as they are, and for texts whose control tokens are read."""
+        attrs = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self._n_vocab)]
+        specials = {token: attr for token, attr in enumerate(attrs) if attr & _SPECIAL}
+        own = {token: attr for token, attr in specials.items() if not attr & _PARSED}
+        return self._cutter(own), self._cutter(specials)
+
+    def _cutter(self, attrs: dict[Token, int]) -> Cutter:
+        """Where white space is taken away beside some special tokens, others of white space make cuts uncertain: none
+        then."""
+        texts = {token: bytes(lib.llama_vocab_get_text(self._vocab, token) or b"") for token in attrs}
+        if any(attr & _STRIPS for attr in attrs.values()) and any(text != text.strip() for text in texts.values()):
+            return Cutter((), ())
+        movable = [texts[token] for token, attr in attrs.items() if not attr & lib.LLAMA_TOKEN_ATTR_LSTRIP]
+        return Cutter(texts.values(), movable)
 
     def piece(self, token: Token, *, special: bool) -> bytes:
         """Raises IndexError outside the vocabulary."""
