@@ -1,11 +1,34 @@
-"""The providers' rules for streams of named events, checked: what comes after what, ids, indexes, counts."""
+"""The providers' rules for streams of named events, checked: shapes, what comes after what, ids, indexes, counts.
+
+Shapes are those of the providers' own clients, which do not check them when they read.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
 Json = dict[str, Any]
+
+MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def check_message(reply: Json) -> Json:
+    """A whole reply of Anthropic's Messages."""
+    Message.model_validate(reply)
+    return reply
+
+
+def check_response(reply: Json) -> Json:
+    """A whole reply of OpenAI's Responses."""
+    Response.model_validate(reply)
+    return reply
 
 
 def named_events(text: str) -> list[Json]:
@@ -22,6 +45,9 @@ def named_events(text: str) -> list[Json]:
     return told
 
 
+USAGE = {"input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"}
+
+
 class MessageStream:
     """Anthropic's rules. ``message`` is put together from the events, ``error`` is that of a stream that failed."""
 
@@ -36,6 +62,8 @@ class MessageStream:
         self._is_stopped = False
         for event in named_events(text):
             assert not self._is_stopped and self.error is None, f"{event['type']} after the end"
+            if event["type"] not in ("ping", "error"):
+                MESSAGE_EVENT.validate_python(event)
             getattr(self, f"_{event['type']}")(event)
         assert self._is_stopped or self.error is not None, "no message_stop"
 
@@ -44,7 +72,7 @@ class MessageStream:
         message = event["message"]
         assert message["id"].startswith("msg_") and message["type"] == "message" and message["role"] == "assistant"
         assert message["content"] == [] and message["stop_reason"] is None and message["stop_sequence"] is None
-        assert {"input_tokens", "output_tokens", "cache_read_input_tokens"} <= message["usage"].keys()
+        assert message["usage"].keys() >= USAGE and message["usage"]["output_tokens"] == 0
         self.message = message
 
     def _ping(self, _event: Json) -> None:
@@ -61,6 +89,9 @@ class MessageStream:
             "tool_use": {"input": {}, "id": block.get("id"), "name": block.get("name")},
         }[block["type"]]
         assert block == {"type": block["type"], **empty}
+        if block["type"] == "tool_use":
+            assert re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]) and block["name"]
+            assert block["id"] not in [other.get("id") for other in self.message["content"]]
         self.message["content"].append(block)
         self._open, self._pieces, self._is_signed = event["index"], [], False
 
@@ -95,9 +126,8 @@ class MessageStream:
         assert self._open is None and not self._has_delta
         assert event["delta"].keys() == {"stop_reason", "stop_sequence"}
         usage, before = event["usage"], self.message["usage"]
-        assert usage["output_tokens"] >= before["output_tokens"]
-        for key in ("input_tokens", "cache_read_input_tokens"):
-            assert usage[key] == before[key]
+        assert usage.keys() == before.keys() and usage["output_tokens"] >= bool(self.message["content"])
+        assert all(usage[key] == before[key] for key in usage.keys() - {"output_tokens"})
         self.message |= {**event["delta"], "usage": usage}
         self._has_delta = True
 
@@ -106,11 +136,14 @@ class MessageStream:
         reason = self.message["stop_reason"]
         assert reason in ("end_turn", "max_tokens", "stop_sequence", "tool_use")
         assert (reason == "stop_sequence") == (self.message["stop_sequence"] is not None)
+        calls = [block for block in self.message["content"] if block["type"] == "tool_use"]
+        assert (reason == "tool_use") == (bool(calls) and reason not in ("max_tokens", "stop_sequence"))
         if reason == "tool_use":
-            assert any(block["type"] == "tool_use" for block in self.message["content"])
+            assert all(isinstance(json.loads(call["raw"]), dict) for call in calls)
         self._is_stopped = True
 
     def _error(self, event: Json) -> None:
+        assert event.keys() == {"type", "error"}
         assert event["error"]["type"].endswith("_error") and event["error"]["message"]
         self.error = event["error"]
 
@@ -125,8 +158,11 @@ class ResponseStream:
         self.items: list[Json] = []
         self._item: Json | None = None
         self._pieces: list[str] = []
+        self._logprobs: list[Json] = []
         self._has_part = self._is_text_done = self._is_part_done = False
         events = named_events(text)
+        for event in events:
+            RESPONSE_EVENT.validate_python(event)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         names = [event["type"] for event in events]
         assert names[:2] == ["response.created", "response.in_progress"] and names[-1] in self.ENDS
@@ -146,9 +182,10 @@ class ResponseStream:
         assert item["id"] not in [other["id"] for other in self.items]
         if item["type"] == "function_call":
             assert item["arguments"] == "" and item["name"] and item["call_id"]
+            assert item["call_id"] not in [other.get("call_id") for other in self.items]
         else:
             assert item["content"] == []
-        self._item, self._pieces = item, []
+        self._item, self._pieces, self._logprobs = item, [], []
         self._has_part = self._is_text_done = self._is_part_done = False
 
     def _placed(self, event: Json, *, has_content: bool = True) -> Json:
@@ -171,7 +208,7 @@ class ResponseStream:
 
     def _output_text_delta(self, event: Json) -> None:
         self._text_delta(event, "message")
-        assert event["logprobs"] == []
+        self._logprobs += event["logprobs"]
 
     def _reasoning_text_delta(self, event: Json) -> None:
         self._text_delta(event, "reasoning")
@@ -186,6 +223,7 @@ class ResponseStream:
 
     def _output_text_done(self, event: Json) -> None:
         self._text_is_done(event, "text")
+        assert event["logprobs"] == self._logprobs
 
     def _reasoning_text_done(self, event: Json) -> None:
         self._text_is_done(event, "text")
@@ -196,7 +234,9 @@ class ResponseStream:
 
     def _content_part_done(self, event: Json) -> None:
         self._placed(event)
-        assert self._is_text_done and event["part"]["text"] == "".join(self._pieces)
+        part = event["part"]
+        assert self._is_text_done and part["text"] == "".join(self._pieces)
+        assert [entry["token"] for entry in part.get("logprobs", [])] == [entry["token"] for entry in self._logprobs]
         self._is_part_done = True
 
     def _output_item_done(self, event: Json) -> None:
@@ -217,6 +257,7 @@ class ResponseStream:
         assert all(response[key] == first[key] for first in self._first for key in ("id", "created_at", "model"))
         if response["status"] == "failed":
             assert response["error"]["code"] and response["error"]["message"]
+            self._end_of_failed(response)
             return
         assert self._item is None and response["output"] == self.items
         assert response["error"] is None
@@ -229,3 +270,13 @@ class ResponseStream:
         assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         assert usage["input_tokens_details"]["cached_tokens"] <= usage["input_tokens"]
         assert usage["output_tokens_details"]["reasoning_tokens"] <= usage["output_tokens"]
+
+    def _end_of_failed(self, response: Json) -> None:
+        """The items that were done, and the one that was not, as far as it came."""
+        n_done = len(self.items)
+        assert response["output"][:n_done] == self.items and response["usage"] is None
+        open_items = response["output"][n_done:]
+        assert [item["id"] for item in open_items] == ([self._item["id"]] if self._item else [])
+        for item in open_items:
+            assert item["status"] == "incomplete"
+            assert (item["arguments"] if "arguments" in item else item["content"][0]["text"]) == "".join(self._pieces)

@@ -13,7 +13,7 @@ import pytest
 from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
 from tests.api.conftest import SimServer
 from tests.api.live import client
-from tests.api.sequences import MessageStream
+from tests.api.sequences import MessageStream, check_message
 
 from corral.config import ApiKey, ServerConfig
 from corral.errors import DecodeFailed, ExceedContext
@@ -60,8 +60,7 @@ def streamed(http: httpx.Client, **fields: Any) -> MessageStream:
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     reply = http.post("/v1/messages", json={**BODY, **fields})
     assert reply.status_code == 200, reply.text
-    message: dict[str, Any] = reply.json()
-    return message
+    return check_message(reply.json())
 
 
 SCRIPTS = {

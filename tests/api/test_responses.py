@@ -13,7 +13,7 @@ import openai
 import pytest
 from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
 from tests.api.live import client
-from tests.api.sequences import ResponseStream
+from tests.api.sequences import ResponseStream, check_response
 
 from corral.api.response_store import ResponseStore, Stored
 from corral.config import ApiKey
@@ -64,8 +64,7 @@ def streamed(http: httpx.Client, **fields: Any) -> ResponseStream:
 def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     reply = http.post("/v1/responses", json={**BODY, **fields})
     assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
-    return body
+    return check_response(reply.json())
 
 
 def prompt(engine: CannedEngine) -> str:

@@ -85,6 +85,18 @@ def test_any_text_in_any_pieces(
     assert_well_formed(whole)
 
 
+@given(TEXTS, st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()))
+def test_text_says_where_it_was_written(written: tuple[Format, str], switches: tuple[bool, bool, bool, bool]) -> None:
+    """Log-probabilities of tokens are found by it."""
+    format, text = written
+    at = 0
+    for delta in deltas_of(format, list(text), Expect(TOOLS, *switches)):
+        if isinstance(delta, Content):
+            assert at <= delta.start < delta.end
+            assert delta.text.lstrip() == text[delta.start : delta.end].lstrip()
+            at = delta.end
+
+
 @given(TEXTS, st.booleans())
 def test_no_word_is_lost(written: tuple[Format, str], is_thinking: bool) -> None:
     format, text = written

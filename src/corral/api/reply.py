@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from corral.api.sessions import Session
 from corral.engine.thread import EngineThread
 from corral.errors import CorralError, ServerError
 from corral.events import Chunk, Event, Failed, Finished
+
+log = logging.getLogger("corral.api")
 
 BeforeEnd = Callable[[], Awaitable[None]]
 """What has to be done once the reply is known and before the client has all of it."""
@@ -105,9 +108,10 @@ class StreamReply(_Reply):
             await stream.fail(error)
         except Exception:
             # A fault of ours. The client must see an error, not a stream that seems to be whole.
-            if stream.is_open:
-                await stream.fail(ServerError("internal error"))
-            raise
+            if not stream.is_open:
+                raise
+            log.exception("%s: the stream failed", self._job.id)
+            await stream.fail(ServerError("internal error"))
 
     async def _run_with_pings(self, stream: _EventStream) -> None:
         interval_s = self._job.params.sse_ping_interval_s

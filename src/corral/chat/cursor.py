@@ -30,13 +30,20 @@ class Cursor:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._n_dropped = 0
         self._kept: int | None = None
         self._is_ended = False
+
+    @property
+    def place(self) -> int:
+        """How many characters were stepped over since the beginning."""
+        return self._n_dropped + self._at
 
     def feed(self, text: str) -> None:
         done = self._at if self._kept is None else self._kept
         self._text = self._text[done:] + text
         self._at -= done
+        self._n_dropped += done
         if self._kept is not None:
             self._kept = 0
 
@@ -108,16 +115,13 @@ class Cursor:
         while True:
             match = pattern.search(self._text, self._at)
             end = match.start() if match else len(self._text) - self._partial(marks)
-            if end > self._at:
-                emit(self._text[self._at : end])
-                self._at = end
+            self._emit_to(end, emit)
             if match and not self._may_grow(match.group(), marks):
                 return match.group()
             if self._is_ended:
                 if match:
                     return match.group()
-                emit(self._text[self._at :])
-                self._at = len(self._text)
+                self._emit_to(len(self._text), emit)
                 return ""
             yield
 
@@ -211,9 +215,11 @@ class Cursor:
             yield
 
     def _emit_to(self, end: int, emit: Emit) -> None:
+        """Step over the text up to ``end``, then emit it."""
         if end > self._at:
-            emit(self._text[self._at : end])
+            text = self._text[self._at : end]
             self._at = end
+            emit(text)
 
     def _may_grow(self, mark: str, marks: tuple[str, ...]) -> bool:
         """Whether what comes could make the mark here a longer one."""

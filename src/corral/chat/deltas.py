@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More text for the user. Never empty."""
+    """More text for the user. Never empty.
+
+    It lies from ``start`` to ``end`` in what the model wrote, in characters; white space at its head may come from
+    before a mark.
+    """
 
     text: str
+    start: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,13 @@ def whole_reply(deltas: Iterable[Delta]) -> Reply:
 class Sink:
     """Collects deltas. White space between parts belongs to none of them.
 
-    It is dropped before and after thoughts, and before and after calls; what ends the text is kept.
+    It is dropped before and after thoughts, and before and after calls; what ends the text is kept. ``place`` is where
+    text that is given ends in what the model wrote.
     """
 
-    def __init__(self, new_id: NewId) -> None:
+    def __init__(self, new_id: NewId, place: Callable[[], int]) -> None:
         self._new_id = new_id
+        self._place = place
         self._deltas: list[Delta] = []
         self._space = ""
         self._gap = ""
@@ -103,7 +111,8 @@ class Sink:
         """White space at the end waits for what comes next; that before a mark is told only if text goes on later."""
         if kept := self._split(text, is_text=True):
             self.has_content = True
-            self._add(Content(self._gap + kept))
+            end = self._place() - len(self._space)
+            self._add(Content(self._gap + kept, end - len(kept), end))
             self._gap = ""
 
     def reasoning(self, text: str) -> None:
@@ -145,13 +154,14 @@ class Sink:
     def end(self) -> None:
         """No more comes: white space that was held back is text after all."""
         if self._space and self._is_text and (self.has_content or not self.n_calls):
-            self._add(Content(self._gap + self._space))
+            end = self._place()
+            self._add(Content(self._gap + self._space, end - len(self._space), end))
         self._space = self._gap = ""
 
     def _add(self, delta: Delta) -> None:
         last = self._deltas[-1] if self._deltas else None
         if isinstance(delta, Content) and isinstance(last, Content):
-            self._deltas[-1] = Content(last.text + delta.text)
+            self._deltas[-1] = Content(last.text + delta.text, last.start, delta.end)
         elif isinstance(delta, Reasoning) and isinstance(last, Reasoning):
             self._deltas[-1] = Reasoning(last.text + delta.text)
         elif isinstance(delta, CallArguments) and isinstance(last, CallArguments):

@@ -17,13 +17,17 @@ Kind = Literal["thoughts", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """Number ``index`` of the reply. ``id`` and ``name`` are a call's; its text are the arguments."""
+    """Number ``index`` of the reply. ``id`` and ``name`` are a call's; its text are the arguments.
+
+    ``logprobs`` are those of its tokens where they are asked for; only text has them.
+    """
 
     index: int
     kind: Kind
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, object]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -37,10 +41,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Grew:
-    """``text`` was added; never empty."""
+    """``text`` was added; never empty. ``start`` and ``end``: where it lies in what the model wrote, if it is text."""
 
     block: Block
     text: str
+    start: int = 0
+    end: int = 0
+    logprobs: tuple[dict[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class BlockReader:
 
     def __init__(self, rendered: Rendered | None) -> None:
         self.blocks: list[Block] = []
+        self._n_chars = 0
         self._reader: Reader | None = None
         if rendered is not None and not rendered.is_plain:
             self._reader = rendered.reader(streams=False)
@@ -66,7 +74,8 @@ class BlockReader:
 
     def feed(self, text: str) -> list[Step]:
         if self._reader is None:
-            return self._steps([Content(text)])
+            start, self._n_chars = self._n_chars, self._n_chars + len(text)
+            return self._steps([Content(text, start, self._n_chars)])
         return self._steps(self._reader.feed(text))
 
     def finish(self) -> list[Step]:
@@ -85,15 +94,15 @@ class BlockReader:
                 return self._grow("call", text)
             case Reasoning(text):
                 return self._grow("thoughts", text)
-            case Content(text):
-                return self._grow("text", text)
+            case Content(text, start, end):
+                return self._grow("text", text, start, end)
 
-    def _grow(self, kind: Kind, text: str) -> list[Step]:
+    def _grow(self, kind: Kind, text: str, start: int = 0, end: int = 0) -> list[Step]:
         is_there = self._is_open and self.blocks[-1].kind == kind
         steps = [] if is_there else self._open(kind)
         block = self.blocks[-1]
         block.pieces.append(text)
-        return [*steps, Grew(block, text)]
+        return [*steps, Grew(block, text, start, end)]
 
     def _open(self, kind: Kind, call_id: str = "", name: str = "") -> list[Step]:
         closed = self._close()

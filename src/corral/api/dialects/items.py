@@ -34,12 +34,11 @@ def part_json(block: Block) -> Json | None:
         case "thoughts":
             return {"type": "reasoning_text", "text": block.text}
         case "text":
-            return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+            return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
         case "call":
             return None
 
 
 def empty_part(block: Block) -> Json | None:
     """The same before any text."""
-    part = part_json(block)
-    return {**part, "text": ""} if part else None
+    return part_json(Block(block.index, block.kind))

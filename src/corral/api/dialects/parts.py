@@ -88,6 +88,17 @@ def _token(token: Token, p: float, key: str, tokenizer: Tokenizer) -> Json:
     return {"id": token, "token": text, "bytes": list(piece), key: _bounded(p)}
 
 
+def text_logprob(entry: TokenProbs, tokenizer: Tokenizer, n_top: int) -> Json:
+    """An entry of ``logprobs`` in a text part of OpenAI's Responses."""
+    top = [_text_token(token, p, tokenizer) for token, p in entry.top[:n_top]]
+    return {**_text_token(entry.token, entry.p, tokenizer), "top_logprobs": top}
+
+
+def _text_token(token: Token, p: float, tokenizer: Tokenizer) -> Json:
+    shown = _token(token, p, "logprob", tokenizer)
+    return {key: shown[key] for key in ("token", "bytes", "logprob")}
+
+
 def echoed_logprobs(first: Sequence[Token], probs: Sequence[TokenProbs], tokenizer: Tokenizer) -> Json:
     """``logprobs`` of a choice that repeats its prompt: OpenAI's lists, and llama-server's ``content`` beside them.
 

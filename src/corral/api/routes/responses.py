@@ -30,7 +30,7 @@ async def responses(request: Request) -> Response:
     body, asked = await read_body(request, read)
     job = chat_job(request, service, asked)
     is_kept = body.store and service.responses is not None
-    dialect = ResponsesDialect(job, asked.rendered, {**body.repeated, "store": is_kept})
+    dialect = ResponsesDialect(job, asked.rendered, {**body.repeated, "store": is_kept}, body.n_top)
     return answer(request, service, job, dialect, _keeper(request, body, dialect) if is_kept else None)
 
 

@@ -194,6 +194,8 @@ class ResponsesRequest(BaseModel):
     tool_choice: str | dict[str, Any] = "auto"
     text: dict[str, Any] | None = Field(None, description="format: text, json_object or json_schema.")
     reasoning: dict[str, Any] | None = Field(None, description="effort.")
+    include: list[str] = Field([], description="message.output_text.logprobs: log-probabilities of the text's tokens.")
+    top_logprobs: int = Field(0, ge=0, le=20, description="Show so many of the likeliest tokens in each place.")
 
 
 class OllamaFields(BaseModel):

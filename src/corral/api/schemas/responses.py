@@ -13,9 +13,14 @@ from corral.errors import InvalidRequest
 _NAMES = """
 background conversation include input instructions max_output_tokens max_tool_calls messages metadata model
 previous_response_id prompt prompt_cache_key reasoning safety_identifier service_tier store text tools truncation user
+post_sampling_probs
 """
 _REPLACED = CHAT_ONLY.union(_NAMES.split())
 _ABSENT = ("conversation", "prompt")
+
+_LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` names to have log-probabilities."""
+MAX_TOP_LOGPROBS = 20
 
 Recall = Callable[[str], list[Json]]
 """The items of the conversation up to a stored response, by its id. Raises InvalidRequest."""
@@ -23,12 +28,16 @@ Recall = Callable[[str], list[Json]]
 
 @dataclass(frozen=True, slots=True)
 class ResponsesBody:
-    """A request, read. ``items`` are the whole conversation's, ``repeated`` what of the request its reply shows."""
+    """A request, read. ``items`` are the whole conversation's, ``repeated`` what of the request its reply shows.
+
+    ``n_top``: likeliest tokens to show in each place of a text, None for no log-probabilities at all.
+    """
 
     chat: Fields
     items: list[Json]
     repeated: Json
     store: bool
+    n_top: int | None = None
 
 
 def read_responses_body(fields: Fields, recall: Recall) -> ResponsesBody:
@@ -49,7 +58,17 @@ def read_responses_body(fields: Fields, recall: Recall) -> ResponsesBody:
         body["reasoning_effort"] = effort
     if wanted := _format(fields):
         body["response_format"] = wanted
-    return ResponsesBody(Fields(body), items, _repeated(fields), fields.boolean("store", True))
+    n_top = _n_top(fields)
+    if n_top is not None:
+        body |= {"logprobs": True, "top_logprobs": n_top}
+    return ResponsesBody(Fields(body), items, _repeated(fields, n_top), fields.boolean("store", True), n_top)
+
+
+def _n_top(fields: Fields) -> int | None:
+    """``top_logprobs`` counts without ``include``, too."""
+    n_top = fields.integer("top_logprobs", default=0, low=0, high=MAX_TOP_LOGPROBS)
+    is_asked = _LOGPROBS in (fields.strings("include") or ())
+    return n_top if n_top or is_asked else None
 
 
 def _refuse_absent(fields: Fields) -> None:
@@ -97,7 +116,7 @@ def _format(fields: Fields) -> Json | None:
     return {"type": Fields(wanted).text("type")}
 
 
-def _repeated(fields: Fields) -> Json:
+def _repeated(fields: Fields, n_top: int | None) -> Json:
     return {
         "background": False,
         "instructions": fields.value("instructions"),
@@ -111,7 +130,7 @@ def _repeated(fields: Fields) -> Json:
         "text": {"format": {"type": "text"}, **(fields.object("text") or {})},
         "tool_choice": "auto" if fields.value("tool_choice") is None else fields.value("tool_choice"),
         "tools": fields.objects("tools"),
-        "top_logprobs": 0,
+        "top_logprobs": n_top or 0,
         "truncation": "disabled",
         "user": fields.value("user"),
     }

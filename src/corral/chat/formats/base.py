@@ -147,7 +147,7 @@ class Reader:
 
     def __init__(self, format: Format, expect: Expect, new_id: NewId | None = None) -> None:
         self._cursor = Cursor()
-        self._sink = Sink(new_id or format.new_id)
+        self._sink = Sink(new_id or format.new_id, lambda: self._cursor.place)
         self._steps = format.program(self._cursor, self._sink, expect)
         self._is_done = False
         self._advance()
