@@ -218,6 +218,10 @@ class Sampler(Protocol):
         """
         ...
 
+    def take(self, token: Token) -> bool:
+        """Remember a token that was not drawn. False: the grammar cannot go on with it, and nothing has changed."""
+        ...
+
     def feed(self, tokens: Sequence[Token]) -> None:
         """Add prompt tokens to the history of penalties (not to a grammar)."""
         ...

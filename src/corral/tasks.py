@@ -70,12 +70,33 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """How long a model may think before it answers, and what ends its thoughts then.
+
+    Thoughts go from behind one of ``starts`` to the first of ``ends``. With ``n_open`` >= 0 generation begins within
+    them, of which the prompt has so many tokens. After ``n_tokens`` of them (< 0: any number), and with a whole
+    character, the tokens ``forced`` come, at least one, whatever the model would say; not where a grammar or another
+    constraint holds that does not allow them. Text ends the wait for thoughts unless they may come ``anywhere``, each
+    time with a new budget. ``can_end``: they may be ended from outside. Control tokens count in these texts.
+    """
+
+    n_tokens: int
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    forced: tuple[Token, ...]
+    n_open: int = -1
+    anywhere: bool = False
+    can_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is drawn from a row of logits. Names, defaults and meanings are llama-server's.
 
     ``seed`` None draws a random one when the task starts. ``logit_bias`` pairs are (token, bias); -inf bans.
     ``n_probs`` > 0 asks for the probabilities of that many top tokens with each token. ``grammar`` is GBNF that holds
-    from the first token, checked by libllama; ``constraint`` is everything else that text can be held to.
+    from the first token, checked by libllama; ``constraint`` is everything else that text can be held to. ``thoughts``:
+    their budget, if they have one.
     """
 
     temperature: float = 0.8
@@ -110,6 +131,7 @@ class Sampling:
     ignore_eos: bool = False
     grammar: str = ""
     constraint: Constraint | None = None
+    thoughts: ThoughtBudget | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
 

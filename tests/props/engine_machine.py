@@ -33,7 +33,7 @@ from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import Shifting, solo
 from corral.sim.shape import Kind
-from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task
+from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task, ThoughtBudget
 
 if TYPE_CHECKING:
     from corral.ports import Logits
@@ -66,6 +66,18 @@ HELD = (
     Constraint(ConstraintKind.LARK, 'start: "be"+ | /[0-9]{1,3}/', triggers=("e", "t ")),
     Constraint(ConstraintKind.JSON_SCHEMA, '{"enum": [true, false, 10, 1000]}'),
 )
+
+
+def _forced(text: str) -> tuple[Token, ...]:
+    return tuple(MODEL.tokenizer.tokenize(text, add_special=False, parse_special=True))
+
+
+THOUGHTS = (
+    ThoughtBudget(5, ("<t>",), ("</t>", "e"), _forced("\n!</t>"), n_open=1),
+    ThoughtBudget(9, ("<t>",), ("</t>",), _forced("</t>"), n_open=0),
+    ThoughtBudget(2, ("e", "s"), ("zz",), _forced("€ zz"), anywhere=True),
+)
+"""Two that are open when generation begins, and one that begins again and again."""
 
 MAX_STEPS = 3000
 """Any history here is over long before; more steps mean that nothing moves."""
@@ -126,6 +138,7 @@ class Submit:
     cache_prompt: bool = True
     id_slot: int | None = None
     held: Constraint | None = None
+    thoughts: ThoughtBudget | None = None
     stop: str = ""
     seed: int | None = None
     adapters: AdapterSet = ()
@@ -234,6 +247,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         id_slot=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))),
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
         held=draw(st.sampled_from([None, None, None, *HELD])),
+        thoughts=draw(st.sampled_from([None, None, None, *THOUGHTS])),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
         adapters=draw(SETS) if setup.with_adapters else (),
         n_keep=draw(st.sampled_from([0, 0, 5, -1])) if setup.shift else 0,
@@ -447,7 +461,7 @@ class Player:
         n_predict = 2 * self.setup.n_ctx if self.setup.shift and op.n_predict < 0 else op.n_predict
         greedy = Sampling(temperature=0.0)
         drawn = [greedy if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)]
-        sampling = [replace(s, ignore_eos=op.ignore_eos, constraint=op.held) for s in drawn]
+        sampling = [replace(s, ignore_eos=op.ignore_eos, constraint=op.held, thoughts=op.thoughts) for s in drawn]
         group = tuple(
             Task(
                 TaskId(parent + i),
@@ -596,6 +610,7 @@ class Player:
         assert end.text == text == heard.text, f"task {task.id}: {heard.text!r}, {end.text!r}, expected {text!r}"
         assert end.reason is reason, f"task {task.id}: {end.reason} is not {reason}"
         assert heard.tokens == tokens[: len(heard.tokens)], "chunks carry other tokens than the answer"
+        check_thoughts(task, end.tokens)
         is_full = len(task.prompt + tokens) > n_ctx if shift else len(task.prompt + tokens) == n_ctx
         assert end.truncated == (is_full and (shift or reason is StopReason.LIMIT))
         assert end.timings.n_cached + end.timings.n_prompt == len(task.prompt)
@@ -626,6 +641,18 @@ class Player:
     def _key(self, row: RowId) -> str:
         ledger = self.engine.books.ledger
         return ledger.key(row) if ledger.length(row) else ""
+
+
+def check_thoughts(task: Task, tokens: tuple[Token, ...]) -> None:
+    """Thoughts that were open end in time: by themselves, or as they have to."""
+    budget = task.sampling.thoughts
+    if budget is None or budget.n_open < 0 or task.sampling.constraint is not None:
+        return
+    n = max(0, budget.n_tokens - budget.n_open)
+    if any(tokens[at : at + len(budget.forced)] == budget.forced[: len(tokens[at:])] for at in range(n, n + 4)):
+        return
+    said = b"".join(MODEL.tokenizer.piece(token, special=True) for token in tokens[: n + 3])
+    assert any(end.encode() in said for end in budget.ends), f"thoughts of {budget.n_tokens} tokens go on: {tokens}"
 
 
 def n_alike(a: list[Cell], b: list[Cell]) -> int:

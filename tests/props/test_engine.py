@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -27,16 +28,17 @@ from corral.engine.life import Life
 from corral.engine.lineup import line_up
 from corral.engine.offers import Offer, offers
 from corral.engine.plan import Plan, SlotSpan
-from corral.engine.sampling import pick_rows
+from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
 from corral.engine.shift import Cut, choose_cut
 from corral.engine.slot import Generation, Memory, Slot, prefix_key
 from corral.engine.state import SlotState
+from corral.engine.thoughts import Thoughts
 from corral.errors import DecodeFailed
 from corral.ids import CacheKey, RowId
 from corral.ops import Op, Trim
 from corral.ports import DecodeStatus
 from corral.sim.shape import Kind
-from corral.tasks import Task
+from corral.tasks import Sampling, Task, ThoughtBudget
 
 pytestmark = pytest.mark.timeout(3600)  # for busy machines and long runs: each history has its own bound of steps
 
@@ -292,6 +294,32 @@ def test_a_held_task_that_thinks_its_row_is_still_there_is_found(monkeypatch: py
         begin(self, slot, lease, max(n_reused, slot.work.n_prompt_seen if slot.work.n_parked else 0), now_ms)
 
     monkeypatch.setattr(Life, "begin", boastful)
+    assert finds(BOTH)
+
+
+def test_a_parked_task_that_counts_its_thoughts_anew_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up = Life._give_up_row
+
+    def forgetful(self: Life, slot: Slot, now_ms: float) -> None:
+        give_up(self, slot, now_ms)
+        sampler = self._books.samplers[slot.work.task.id]
+        if sampler.sampling.thoughts is not None:
+            sampler.thoughts = Thoughts(sampler.sampling.thoughts, self._tokenizer)
+
+    monkeypatch.setattr(Life, "_give_up_row", forgetful)
+    assert finds(BOTH)
+
+
+def test_siblings_that_share_their_budget_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: dict[ThoughtBudget, Thoughts] = {}
+
+    def careless(sampling: Sampling, *rest: Any) -> RowSampler:
+        sampler = new_row_sampler(sampling, *rest)
+        if sampling.thoughts is not None and sampler.thoughts is not None:
+            sampler.thoughts = shared.setdefault(sampling.thoughts, sampler.thoughts)
+        return sampler
+
+    monkeypatch.setattr("corral.engine.core.new_row_sampler", careless)
     assert finds(BOTH)
 
 

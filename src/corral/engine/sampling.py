@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from corral.engine.constrained import Constrained
+from corral.engine.constrained import Constrained, Phase
 from corral.engine.edits import FLOAT32_MAX, Edits, undo
 from corral.engine.probs import (
     Candidates,
@@ -28,6 +28,7 @@ from corral.engine.probs import (
     top_kept,
     top_logprobs,
 )
+from corral.engine.thoughts import Thoughts
 from corral.errors import CorralError, InvalidRequest
 from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
@@ -55,10 +56,22 @@ class RowSampler:
 
     Made by ``new_row_sampler``; ``chain`` draws what numpy does not. ``error`` is set once there was no token to draw,
     as when a grammar and bans leave none: the task has failed, and ``end`` was picked in place of a token. ``allowed``
-    are the tokens of the next draw where a constraint holds.
+    are the tokens of the next draw where a constraint holds. ``thoughts`` where they have a budget.
     """
 
-    __slots__ = ("allowed", "chain", "constrained", "edits", "end", "error", "filter", "random", "sampling", "seed")
+    __slots__ = (
+        "allowed",
+        "chain",
+        "constrained",
+        "edits",
+        "end",
+        "error",
+        "filter",
+        "random",
+        "sampling",
+        "seed",
+        "thoughts",
+    )
 
     def __init__(
         self,
@@ -68,8 +81,10 @@ class RowSampler:
         chain: Sampler | None,
         end: Token = 0,
         constrained: Constrained | None = None,
+        thoughts: Thoughts | None = None,
     ) -> None:
         self.constrained = constrained
+        self.thoughts = thoughts
         self.allowed: Mask | None = None
         self.error: CorralError | None = None
         self.end = end
@@ -93,6 +108,21 @@ class RowSampler:
             except CorralError as error:
                 self.error = error
         return self.error is None
+
+    def take_forced(self) -> Token | None:
+        """The token that must come, which a chain then knows; None: any may that can."""
+        token = self.thoughts.forced if self.thoughts is not None else None
+        if self.thoughts is None or token is None or self._takes(token):
+            return token
+        self.thoughts.give_up()
+        return None
+
+    def _takes(self, token: Token) -> bool:
+        """What text is held to is stronger than what must come."""
+        is_held = self.constrained is not None and self.constrained.phase is Phase.HELD
+        if is_held and self.allowed is not None and not self.allowed[token]:
+            return False
+        return self.chain is None or self.chain.take(token)
 
     def is_likeliest(self, token: Token) -> bool:
         """Whether a token that is likeliest in the raw row still is: other tokens can only have become less likely."""
@@ -126,6 +156,8 @@ class RowSampler:
     def accept(self, token: Token) -> None:
         """Add a drawn token to the history."""
         self.edits.accept(token)
+        if self.thoughts is not None:
+            self.thoughts.accept(token)
         if self.constrained is not None and self.error is None:
             try:
                 self.constrained.accept(token)
@@ -151,12 +183,13 @@ def new_row_sampler(sampling: Sampling, model: Model, eog: frozenset[Token], pro
     seed = used_seed(sampling.seed)
     end = min(eog, default=0)
     constrained = _new_constrained(sampling, model, banned)
+    thoughts = Thoughts(sampling.thoughts, model.tokenizer) if sampling.thoughts else None
     if is_common(sampling):
         edits = Edits(sampling, banned, prompt, model.info.n_ctx_train)
-        return RowSampler(sampling, seed, edits, None, end, constrained)
+        return RowSampler(sampling, seed, edits, None, end, constrained, thoughts)
     chain = model.new_sampler(sampling, seed, model.info.n_ctx_train)
     chain.feed(prompt)
-    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain, end, constrained)
+    return RowSampler(sampling, seed, Edits(Sampling(), (), (), 0), chain, end, constrained, thoughts)
 
 
 def _new_constrained(sampling: Sampling, model: Model, banned: frozenset[Token]) -> Constrained | None:
@@ -235,11 +268,18 @@ def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Pi
     ``logits`` has shape (n_rows, n_vocab), must be writable and is the same afterwards; several samplers may share a
     row. A task whose chain fails does not disturb the others: see ``RowSampler.error``.
     """
-    ready = [(at, i, sampler) for at, (i, sampler) in enumerate(rows) if sampler.prepare()]
     picked = [Picked(sampler.end) for _, sampler in rows]
+    ready = [(at, i, sampler) for at, (i, sampler) in enumerate(rows) if sampler.prepare()]
     with np.errstate(all="ignore"):
-        drawn = _pick_all(logits, [(i, sampler) for _, i, sampler in ready])
-        for n, (at, i, sampler) in enumerate(ready):
+        free = []
+        for at, i, sampler in ready:
+            forced = sampler.take_forced()
+            if forced is None:
+                free.append((at, i, sampler))
+            else:
+                picked[at] = _certain(logits[i], forced, sampler.sampling)
+        drawn = _pick_all(logits, [(i, sampler) for _, i, sampler in free])
+        for n, (at, i, sampler) in enumerate(free):
             picked[at] = _redrawn(logits, i, sampler, drawn[n])
     for pick, (_, sampler) in zip(picked, rows, strict=True):
         sampler.accept(pick.token)
@@ -336,9 +376,13 @@ def _greedy(raw: Floats, sampler: RowSampler) -> Picked:
     token = int(raw.argmax())
     if not sampler.is_likeliest(token):
         token = int(sampler.candidates(raw, 1)[0][0])
-    n = sampler.sampling.n_probs
-    if n <= 0:
+    return _certain(raw, token, sampler.sampling)
+
+
+def _certain(raw: Floats, token: Token, sampling: Sampling) -> Picked:
+    """A token that could be no other."""
+    if sampling.n_probs <= 0:
         return Picked(token)
-    if sampler.sampling.post_sampling_probs:
+    if sampling.post_sampling_probs:
         return Picked(token, 1.0, ((token, 1.0),))
-    return Picked(token, *top_logprobs(raw, token, n))
+    return Picked(token, *top_logprobs(raw, token, sampling.n_probs))

@@ -54,10 +54,19 @@ class SamplerChain:
             if not candidates.allowed(self._grammar, token):
                 raise _nothing_left(logits, self._sampling)
         picked = self._picked(logits, token)
+        self._accept(token)
+        return picked
+
+    def take(self, token: Token) -> bool:
+        if self._grammar and not self._candidates.allowed(self._grammar, token):
+            return False
+        self._accept(token)
+        return True
+
+    def _accept(self, token: Token) -> None:
         lib.llama_sampler_accept(self._chain, token)
         if self._grammar:
             lib.llama_sampler_accept(self._grammar, token)
-        return picked
 
     def feed(self, tokens: Sequence[Token]) -> None:
         for token in tokens[-self._n_history :] if self._n_history else ():

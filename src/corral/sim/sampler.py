@@ -54,6 +54,12 @@ class SimSampler:
             return Picked(token)
         return self._picked(token, probs if self._sampling.post_sampling_probs else _log_softmax(logits))
 
+    def take(self, token: Token) -> bool:
+        if self._n_picked < len(self._forced) and token != self._forced[self._n_picked]:
+            return False
+        self._n_picked += 1
+        return True
+
     def feed(self, tokens: Sequence[Token]) -> None:
         pass
 

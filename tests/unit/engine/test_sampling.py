@@ -37,6 +37,9 @@ class RecordingSampler:
     def pick(self, logits: Row, allowed: object = None) -> Picked:
         return Picked(self.seed % len(logits))
 
+    def take(self, token: Token) -> bool:
+        return True
+
     def feed(self, tokens: Sequence[Token]) -> None:
         self.fed.extend(tokens)
 

@@ -177,6 +177,17 @@ def test_the_prompt_does_not_advance_a_grammar(model, sampler):
     assert write(model, forced) == "ab"
 
 
+def test_tokens_that_were_not_drawn_are_remembered(model, sampler):
+    row = np.zeros(354, np.float32)
+    row[[10, 20]] = 9, 8.9
+    greedy = sampler(temperature=0.0, repeat_penalty=1.5)
+    assert greedy.take(10) and greedy.pick(row).token == 20
+    ab, c = (model.tokenizer.tokenize(text, add_special=False, parse_special=False) for text in ("ab", "c"))
+    held = sampler(grammar='root ::= "abx"')
+    assert [held.take(token) for token in (*c, *ab, *c)] == [False, *[True] * len(ab), False]
+    assert model.tokenizer.piece(held.pick(logits(0)).token, special=False) == b"x"
+
+
 def test_a_grammar_at_its_end_with_the_end_banned_is_an_error(sampler):
     stuck = sampler(grammar='root ::= "a"', ignore_eos=True)
     stuck.pick(logits(0))
