@@ -53,7 +53,9 @@ class CompletionFields(BaseModel):
     adaptive_target: float = Field(-1.0, le=1)
     adaptive_decay: float = Field(0.9, ge=0, le=0.99)
     seed: int = Field(-1, description="-1 draws one; with n > 1 reply i uses seed + i.")
-    samplers: list[str] | str | None = Field(None, description="Names in order, or their letters; unknown ones are left out.")
+    samplers: list[str] | str | None = Field(
+        None, description="Names in order, or their letters; unknown ones are left out."
+    )
     logit_bias: dict[str, float | bool] | list[list[Any]] | None = Field(
         None, description="Token id or text to a bias; false bans."
     )
