@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from corral.config import ContextConfig, EngineConfig, ModelConfig
 from corral.engine.core import Engine
 from corral.engine.disk_entry import identity_of
-from corral.engine.disk_tier import DiskTier
+from corral.engine.disk_tier import DiskTier, prepare_folder
 from corral.engine.sampling import new_row_sampler
 from corral.engine.shift import can_move
 from corral.engine.thread import EngineThread
@@ -52,6 +52,8 @@ class Runtime:
         """Load and start. ``on_progress`` hears the loaded fraction, 0..1, on this thread. Raises LoadError."""
         from corral.llama.model import LlamaModel  # the fake must run where libllama is not built
 
+        if engine.cache_disk is not None:
+            prepare_folder(engine.cache_disk)
         loaded = LlamaModel.load(model, on_progress)
         try:
             memory = loaded.new_context(context)

@@ -182,6 +182,7 @@ def test_a_model_that_is_none_is_one_line(tmp_path: Path) -> None:
         assert code == 1
         assert lines[-1].startswith("error: ")
         assert str(path) in lines[-1]
+        assert "--model" in lines[-1] or path == broken
         assert not any("ready" in line for line in lines)
         assert not any("Traceback" in line for line in lines)
     assert not any("listening" in line for line in lines), "nothing is said of a server for a file that is not there"
@@ -198,7 +199,8 @@ def test_a_grammar_that_cannot_be_used_is_two_lines() -> None:
 def test_a_template_that_does_not_compile_is_one_line() -> None:
     code, lines = failure("--chat-template", "{% if %}")
     assert code == 1
-    assert lines[-1].startswith("error: the chat template does not compile")
+    assert lines[-1].startswith("error: --chat-template: the chat template does not compile")
+    assert not any("listening" in line or "loading" in line for line in lines)
     assert not any("Traceback" in line for line in lines)
 
 
@@ -207,7 +209,8 @@ def test_a_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
     pem.write_text("not a certificate")
     code, lines = failure("--ssl-key-file", str(pem), "--ssl-cert-file", str(pem))
     assert code == 1
-    assert lines[-1].startswith(f"error: cannot use {pem}")
+    assert lines[-1].startswith(f"error: --ssl-cert-file, --ssl-key-file: cannot use {pem} with {pem}: ")
+    assert not any("loading" in line for line in lines)
     assert not any("Traceback" in line for line in lines)
 
 

@@ -10,7 +10,8 @@ from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.prompt import Prompt, read_prompt
 from corral.api.service import Service
-from corral.errors import CorralError, InvalidRequest
+from corral.config import ServerConfig
+from corral.errors import CorralError, InvalidRequest, LoadError
 from corral.events import CacheDone, Failed, Finished, Timings
 from corral.ids import CacheKey, TenantId
 from corral.tasks import CacheAction, Limits, Sampling, Task, TaskKind
@@ -31,19 +32,24 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
 
     Of messages the beginning of every conversation that begins with them: without the head of an answer.
     """
-    tokenizer = service.runtime.model.tokenizer
+    tokenizer, named = service.runtime.model.tokenizer, _named(fields)
+    if named == "messages":
+        _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
+        tokens = service.chat.tokens(rendered)
+    else:
+        tokens = read_prompt(fields.value(named), tokenizer)
+    if not tokens:
+        raise InvalidRequest(f"Field '{named}': there is nothing to keep: no tokens")
+    return Prefix(tokens, fields.text("cache_salt"))
+
+
+def _named(fields: Fields) -> str:
+    """The member that has the prompt. Raises InvalidRequest."""
     named = [name for name in ("tokens", "prompt", "messages") if fields.value(name) is not None]
     if len(named) != 1:
         found = " and ".join(named) or "none of them"
         raise InvalidRequest(f"one of 'tokens', 'prompt' and 'messages' is needed, but there is {found}")
-    if named == ["messages"]:
-        _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
-        tokens = service.chat.tokens(rendered)
-    else:
-        tokens = read_prompt(fields.value(named[0]), tokenizer)
-    if not tokens:
-        raise InvalidRequest(f"Field '{named[0]}': there is nothing to keep: no tokens")
-    return Prefix(tokens, fields.text("cache_salt"))
+    return named[0]
 
 
 def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: TenantId) -> Task:
@@ -79,6 +85,16 @@ async def pin(service: Service, task: Task) -> tuple[CacheDone, Timings]:
     return await engine.act_on_cache(action), timings
 
 
+def check_pins(server: ServerConfig) -> None:
+    """What can be known of --pin-file without a model. Raises LoadError."""
+    for i, body in enumerate(server.pins, 1):
+        try:
+            _named(Fields(body))
+            _check_owner(Fields(body), server)
+        except InvalidRequest as error:
+            raise LoadError(f"pin {i}: {error}") from None
+
+
 async def pin_all(service: Service) -> None:
     """The prompts of --pin-file, one after the other; what cannot be kept is logged."""
     for i, body in enumerate(service.server.pins, 1):
@@ -93,9 +109,18 @@ async def pin_all(service: Service) -> None:
 def _of_file(fields: Fields, service: Service) -> tuple[Prefix, CacheKey, TenantId]:
     """With API keys that do not share their prefixes, ``api_key`` says whose it is."""
     prefix, key = read_prefix(fields, service), fields.text("api_key")
-    if service.server.shared_cache or not service.server.api_keys:
+    if not _has_owners(service.server):
         return prefix, CacheKey(f":{prefix.salt}" if prefix.salt else ""), TenantId("")
-    if key not in {known.key for known in service.server.api_keys}:
-        raise InvalidRequest("each API key has prefixes of its own: 'api_key' must be one of the server's keys")
+    _check_owner(fields, service.server)
     tenant = TenantId(hashlib.sha256(key.encode()).hexdigest()[:16])
     return prefix, CacheKey(f"{tenant}:{prefix.salt}"), tenant
+
+
+def _has_owners(server: ServerConfig) -> bool:
+    return bool(server.api_keys) and not server.shared_cache
+
+
+def _check_owner(fields: Fields, server: ServerConfig) -> None:
+    """Raises InvalidRequest; the message does not show what may be a key."""
+    if _has_owners(server) and fields.text("api_key") not in {known.key for known in server.api_keys}:
+        raise InvalidRequest("each API key has prefixes of its own: 'api_key' must be one of the server's keys")

@@ -47,7 +47,8 @@ class ResponseStore:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
-            raise LoadError(f"cannot keep responses in {self.path}: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise LoadError(f"cannot keep responses in {self.path}: {reason}") from None
 
     def put(self, tenant: TenantId, stored: Stored) -> None:
         """Keep a response under its id; the oldest beyond ``n_max`` go."""

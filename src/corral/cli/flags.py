@@ -236,7 +236,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("--grammar", k.TEXT, "", "GBNF grammar"),
         _flag("--grammar-file", k.FILE_TEXT, None, "the same from a file"),
         _flag("-j --json-schema", k.JSON_TEXT, None, "JSON schema that replies obey; {}: any object"),
-        _flag("-jf --json-schema-file", k.FILE_TEXT, None, "the same from a file"),
+        _flag("-jf --json-schema-file", k.JSON_FILE, None, "the same from a file"),
     ),
     "Log": (
         _flag("-v --verbose --log-verbose", k.SWITCH, False, "log everything"),

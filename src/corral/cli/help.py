@@ -91,7 +91,8 @@ take `1 true on enabled yes` or `0 false off disabled no`, and a switch with a n
 `LLAMA_ARG_NO_...`. A flag beats its variable.
 
 An unknown flag, a bad value or a flag of llama-server that corral does not have ends the program with exit code 2 and
-one line that says which. A file or model that cannot be read, or a port in use, ends it with exit code 1.
+one line that says which. A file or folder that cannot be used, or a port in use, ends it with exit code 1 before the
+model is loaded; so does a model that cannot be loaded.
 
 `Ctrl-C` or SIGTERM stops accepting requests and lets running ones finish for at most `--drain-s`; a second one stops at
 once.

@@ -99,20 +99,30 @@ def _file_text(text: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise LoadError(f"cannot read {text}: it is not UTF-8 text") from None
-    except OSError as error:
-        raise LoadError(f"cannot read {text}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {text}: {_reason(error)}; name a file that this user can read") from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """A name with a NUL character is a ValueError."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _existing(text: str) -> Path:
-    if not Path(text).is_file():
-        raise LoadError(f"cannot read {text}: No such file")
+    try:
+        Path(text).open("rb").close()
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {text}: {_reason(error)}; name a file that this user can read") from None
     return Path(text)
 
 
 def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise LoadError(f"not a directory: {text}")
-    return Path(text)
+    path = Path(text)
+    if not path.exists():
+        raise LoadError(f"no such folder: {path}; make it first")
+    if not path.is_dir():
+        raise LoadError(f"{path} is a file; name a folder")
+    return path
 
 
 MAX_WEIGHT = 1000.0
@@ -158,6 +168,14 @@ def _json_object(text: str) -> dict[str, Any]:
 def _json_text(text: str) -> str:
     _json_object(text)
     return text
+
+
+def _json_file(text: str) -> str:
+    content = _file_text(text)
+    try:
+        return _json_text(content)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
 
 
 def _pins(text: str) -> tuple[dict[str, Any], ...]:
@@ -255,6 +273,7 @@ KEY_FILE = Kind("FILE", _key_lines)
 LAYERS = Kind("{N,auto,all}", _layers)
 PINS = Kind("FILE", _pins)
 JSON_OBJECT = Kind("JSON", _json_object)
+JSON_FILE = Kind("FILE", _json_file)
 JSON_TEXT = Kind("JSON", _json_text)
 BIAS = Kind("TOKEN(+/-)BIAS", _bias)
 SAMPLER_NAMES = Kind("A;B;...", _sampler_names)

@@ -47,7 +47,10 @@ def start_logging(args: Parsed) -> None:
         try:
             handlers.append(logging.FileHandler(args["log_file"], encoding="utf-8"))
         except OSError as error:
-            raise LoadError(f"cannot write {args['log_file']}: {error.strerror}") from None
+            raise LoadError(
+                f"--log-file: cannot write {args['log_file']}: {error.strerror}; name a file in a folder that this "
+                "user can write"
+            ) from None
     for handler in handlers:
         handler.setFormatter(LineFormatter(args["log_prefix"], args["log_timestamps"]))
     logging.basicConfig(level=level_of(args), handlers=handlers, force=True)

@@ -10,7 +10,7 @@ from typing import Any
 from corral.cli.absent import OFF_ALREADY, is_absent
 from corral.cli.flags import FLAGS, Flag
 from corral.cli.kinds import FALSE_WORDS, SWITCH
-from corral.errors import CorralError
+from corral.errors import CorralError, LoadError
 
 
 class UsageError(CorralError):
@@ -57,6 +57,8 @@ def _value(flag: Flag, name: str, text: str, earlier: tuple[Any, ...]) -> Any:
         value = flag.kind.read(text)
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error
+    except LoadError as error:
+        raise LoadError(f"{name}: {error}") from error
     if flag.only is not None and value != flag.only:
         raise UsageError(f"{name}: {text} is not available in corral yet")
     return (*earlier, value) if flag.repeats else value

@@ -22,6 +22,7 @@ from corral.config import (
     n_rows_for,
 )
 from corral.errors import InvalidRequest
+from corral.guidance.guide import check_schema_text
 from corral.llama.grammar import check_grammar
 from corral.tasks import DEFAULT_DRY_BREAKERS, Constraint, ConstraintKind, Limits, Sampling
 
@@ -254,6 +255,11 @@ def _constraint(args: Parsed) -> Constraint | None:
     if len(given) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(f"{names}: use one of them")
+    try:
+        check_schema_text(schema)
+    except InvalidRequest as error:
+        flag = "--json-schema" if args["json_schema_file"] is None else "--json-schema-file"
+        raise UsageError(f"{flag}: {str(error).removeprefix('json_schema: ')}") from None
     return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT if schema.strip() == "{}" else schema)
 
 

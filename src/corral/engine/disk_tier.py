@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import BinaryIO
 
 from corral.engine.disk_entry import BadEntry, Entry, OtherFormat, is_entry_name, is_of, pack, read_entry, read_states
 from corral.engine.disk_worth import worth
-from corral.engine.whole_file import is_unfinished, sweep, write_whole
+from corral.engine.whole_file import PREFIX, SUFFIX, is_unfinished, sweep, write_whole
 from corral.errors import LoadError
 
 log = logging.getLogger("corral.disk")
@@ -93,7 +94,7 @@ class DiskTier:
         self._scanned_s = 0.0
         self._is_closing = False
         self._is_full = False
-        _prepare(folder)
+        prepare_folder(folder)
         self._run(self._scan)
         self._worker = Thread(target=self._work, name="corral-disk", daemon=True) if threaded else None
         if self._worker:
@@ -232,7 +233,7 @@ class DiskTier:
         fd = os.open(self._folder / name, flags)
         with open(fd, "rb") as file:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
+            if not stat.S_ISREG(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
                 raise BadEntry("not a regular file of this user")
             yield file, status.st_size
 
@@ -256,7 +257,7 @@ class DiskTier:
         with suppress(OSError):
             path = self._folder / name
             status = path.lstat()
-            if not hasattr(os, "getuid") or status.st_uid == os.getuid():
+            if not hasattr(os, "geteuid") or status.st_uid == os.geteuid():
                 path.unlink()
 
     def _remove(self, name: str, reason: str) -> None:
@@ -358,24 +359,36 @@ class DiskTier:
             self._news.append(Found(entry))
 
 
-def _prepare(folder: Path) -> None:
-    """The folder exists and is this user's alone. Raises LoadError."""
+def prepare_folder(folder: Path) -> None:
+    """Make the folder if need be; it must be this user's alone, and writable. Raises LoadError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
-        if hasattr(os, "getuid") and status.st_uid != os.getuid():
-            raise LoadError(f"--cache-disk {folder}: the folder belongs to another user")
+        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            raise LoadError(f"{folder}: the folder belongs to another user; name one of this user's")
         if stat.S_IMODE(status.st_mode) & 0o077:
             _close_to_others(folder)
         sweep(folder)
+    except (FileExistsError, NotADirectoryError):
+        raise LoadError(f"{folder}: a file is there; name a folder, or a new one") from None
     except OSError as error:
-        raise LoadError(f"--cache-disk {folder}: {error.strerror}") from None
+        raise LoadError(f"{folder}: the folder cannot be used: {error.strerror}; name another one") from None
+    _try_writing(folder)
+
+
+def _try_writing(folder: Path) -> None:
+    """Else it would show when the first prefix leaves RAM. Raises LoadError."""
+    try:
+        tempfile.TemporaryFile(dir=folder, prefix=PREFIX, suffix=SUFFIX).close()
+    except OSError as error:
+        raise LoadError(
+            f"{folder}: nothing can be written there: {error.strerror}; make it writable for this user or name "
+            "another folder"
+        ) from None
 
 
 def _close_to_others(folder: Path) -> None:
     """Prefixes are what users wrote. A folder that serves other purposes is left as it is. Raises LoadError."""
     if any(not is_entry_name(name) and not is_unfinished(name) for name in os.listdir(folder)):
-        raise LoadError(
-            f"--cache-disk {folder}: others can open the folder, and it holds other files; name an empty one"
-        )
+        raise LoadError(f"{folder}: others can open the folder, and it holds other files; name an empty one")
     folder.chmod(0o700)

@@ -96,22 +96,14 @@ class Guide:
         return matcher
 
     def _compile_schema(self, text: str) -> LLMatcher:
-        try:
-            schema = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(
-                f"json_schema: not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            ) from None
-        check_schema(schema)
+        schema = _parsed(text)
         matcher, fault = self._try_schema(schema)
         if fault:
             raise InvalidRequest(where(schema, fault, lambda part: self._try_schema(part)[1]))
         return matcher
 
     def _try_schema(self, schema: object) -> tuple[LLMatcher, str]:
-        shown = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
-        text = orjson.dumps(shown).decode()
-        return self._try(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE}))
+        return self._try(_grammar_of(schema))
 
     def _try(self, grammar: str) -> tuple[LLMatcher, str]:
         """The matcher, and why it cannot be used if it cannot. Its first mask is tried too: much shows only there."""
@@ -129,6 +121,39 @@ class Guide:
         eog = sorted(self._info.eog_tokens) or [vocabulary.eos_token_id]
         vocabulary.tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=eog)
         return vocabulary
+
+
+def check_schema_text(text: str) -> None:
+    """What can be said of a schema without a vocabulary. Raises InvalidRequest with the place and the reason."""
+
+    def fault_of(schema: object) -> str:
+        return plain(LLMatcher.validate_grammar(_grammar_of(schema), None))
+
+    def run() -> None:
+        schema = _parsed(text)
+        if fault := fault_of(schema):
+            raise InvalidRequest(where(schema, fault, fault_of))
+
+    check_length(ConstraintKind.JSON_SCHEMA, text)
+    _on_deep_stack(run)
+
+
+def _parsed(text: str) -> object:
+    """A schema that is not too large to compile. Raises InvalidRequest."""
+    try:
+        schema = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"json_schema: not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    check_schema(schema)
+    return schema
+
+
+def _grammar_of(schema: object) -> str:
+    shown = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
+    text = orjson.dumps(shown).decode()
+    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE})
 
 
 def _lark_of(gbnf: str) -> str:

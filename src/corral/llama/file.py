@@ -12,13 +12,13 @@ _MAGIC = b"GGUF"
 def check_file(path: Path) -> None:
     """Raises LoadError if there is no GGUF file; libllama's own words for that are obscure."""
     if path.is_dir():
-        raise LoadError(f"cannot load {path}: it is a directory, not a GGUF file")
+        raise LoadError(f"cannot load {path}: it is a directory; name a GGUF file in it")
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
     except FileNotFoundError:
-        raise LoadError(f"cannot load {path}: no such file") from None
+        raise LoadError(f"cannot load {path}: no such file; name a GGUF file that is there") from None
     except OSError as error:
         raise LoadError(f"cannot load {path}: {error.strerror}") from None
     if magic != _MAGIC:
-        raise LoadError(f"cannot load {path}: not a GGUF file (it begins with {magic!r})")
+        raise LoadError(f"cannot load {path}: not a GGUF file, which would begin with GGUF")

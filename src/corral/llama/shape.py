@@ -54,7 +54,7 @@ def n_cells_total(config: ContextConfig, n_ctx_train: int) -> int:
 def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort_data: int) -> Any:
     """libllama's parameters. Raises LoadError on settings that it would refuse or abort on."""
     n_ctx_train = int(lib.llama_model_n_ctx_train(model))
-    _check(config, n_ctx_train)
+    check_shape(config, n_ctx_train)
     n_threads = config.n_threads if config.n_threads > 0 else library.n_physical_cores()
     params = lib.llama_context_default_params()
     params.n_ctx = n_cells_total(config, n_ctx_train)
@@ -88,14 +88,18 @@ def _batch_sizes(config: ContextConfig, *, has_window: bool) -> tuple[int, int]:
     return n_ubatch, n_ubatch
 
 
-def _check(config: ContextConfig, n_ctx_train: int) -> None:
+def check_shape(config: ContextConfig, n_ctx_train: int) -> None:
+    """Raises LoadError on sizes and types that libllama would refuse or abort on, whatever the model."""
     n_rows_max = lib.llama_max_parallel_sequences()
     if not 1 <= config.n_slots <= config.n_rows <= n_rows_max:
         raise LoadError(f"{config.n_slots} slots on {config.n_rows} rows: 1 <= slots <= rows <= {n_rows_max} is needed")
     if config.n_ctx < 0 or config.n_batch < 1 or config.n_ubatch < 1:
         raise LoadError("context size must not be negative, batch sizes must be positive")
     if n_cells_total(config, n_ctx_train) > _CELLS_MAX:
-        raise LoadError(f"a context of {config.n_ctx} tokens is more than libllama can count")
+        raise LoadError(
+            f"a context of {config.n_ctx} tokens on {config.n_slots} slots is more than libllama can count: at most "
+            f"{_CELLS_MAX} cells on all rows"
+        )
     for name in (config.type_k, config.type_v):
         if name not in CACHE_TYPES:
             raise LoadError(f"unknown cache type {name!r}; known are {', '.join(CACHE_TYPES)}")

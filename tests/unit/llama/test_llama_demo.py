@@ -39,7 +39,7 @@ def test_missing_package_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_the_demo_model_is_made_once(monkeypatch, tiny_model, tmp_path, capsys):
-    monkeypatch.setattr(demo, "_bundled", lambda: tiny_model)
+    monkeypatch.setattr(demo, "bundled_demo", lambda: tiny_model)
     monkeypatch.setenv("CORRAL_CACHE", str(tmp_path))
     first = demo.demo_model("Q8_0")
     assert str(first) in capsys.readouterr().err

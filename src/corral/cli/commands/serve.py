@@ -17,12 +17,12 @@ from corral.api.serve import serve as serve_http
 from corral.cli.access import RequestIds
 from corral.cli.logs import start_logging
 from corral.cli.parse import Parsed
+from corral.cli.preflight import check
 from corral.cli.progress import loading
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import ModelConfig
 from corral.engine.shift import can_move
 from corral.errors import LoadError
-from corral.llama.file import check_file
 from corral.runtime import Runtime
 
 logger = logging.getLogger("corral.cli")
@@ -38,16 +38,9 @@ def serve(args: Parsed) -> int:
     for note in args.notes:
         logger.warning("%s", note)
     settings = resolve(args)
-    _check_files(settings.model)
+    check(args, settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Serving(settings, args).run())
-
-
-def _check_files(model: ModelConfig) -> None:
-    """Before anything is said of listening. Raises LoadError."""
-    for path in (model.path, *(adapter.path for adapter in model.adapters)):
-        if path != DEMO:
-            check_file(path)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
