@@ -112,7 +112,7 @@ def _chat_model(runtime: Runtime, server: ServerConfig) -> ChatModel:
     own_tools = None if server.chat_template else info.meta.get(TOOL_TEMPLATE)
     template = ChatTemplate(server.chat_template or info.chat_template or own_tools or CHATML, bos, eos)
     for_tools = ChatTemplate(own_tools, bos, eos) if own_tools else None
-    return ChatModel(template, info, runtime.model.tokenizer, for_tools)
+    return ChatModel(template, info, runtime.model.tokenizer, for_tools, runtime.model.new_matcher)
 
 
 def service_of(request: Request) -> Service:

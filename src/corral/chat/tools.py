@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from corral.errors import InvalidRequest
+from corral.guidance.references import resolve
+from corral.guidance.relax import TYPES
 
 Json = Mapping[str, object]
 
@@ -26,11 +28,15 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function: ``definition`` as templates print it, ``parameters`` the JSON schema of its arguments."""
+    """A function: ``definition`` as templates print it, ``parameters`` the JSON schema of its arguments.
+
+    ``strict``: they must fit the schema to the letter, or the request fails.
+    """
 
     name: str
     parameters: Json
     definition: Json
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class Schema:
             reference = node.get("$ref") if isinstance(node, dict) else None
             if not isinstance(reference, str):
                 break
-            node = _resolve(reference, self.root)
+            node = resolve(reference, self.root)
         return Schema(node.get(key) if isinstance(node, dict) else None, self.root)
 
 
@@ -147,7 +153,7 @@ def _read_tool(value: object, index: int) -> Tool:
     if description is not None and not isinstance(description, str):
         raise InvalidRequest(f"{where}: 'description' of function '{name}' must be a string")
     full = {**value, "function": {**function, "description": description or "", "parameters": schema}}
-    return Tool(name, schema, full)
+    return Tool(name, schema, full, function.get("strict") is True)
 
 
 def _is_deep(value: object, left: int) -> bool:
@@ -162,10 +168,9 @@ def _types(schema: object, root: Json, left: int) -> frozenset[str]:
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(_resolve(reference, root), root, left - 1)
+        return _types(resolve(reference, root), root, left - 1)
     if "type" in schema:
-        found = schema["type"]
-        return frozenset([found] if isinstance(found, str) else filter(lambda t: isinstance(t, str), found or ()))
+        return _named_types(schema["type"])
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(_type_of(value) for value in values)
@@ -175,13 +180,11 @@ def _types(schema: object, root: Json, left: int) -> frozenset[str]:
     return frozenset()
 
 
-def _resolve(reference: str, root: Json) -> object:
-    if not reference.startswith("#/"):
-        return None
-    node: object = root
-    for part in reference[2:].split("/"):
-        node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, dict) else None
-    return node
+def _named_types(names: object) -> frozenset[str]:
+    """The value of ``type``, in capitals as some clients write it or not. Names that JSON does not have mean any."""
+    found = [names] if isinstance(names, str) else names if isinstance(names, list) else []
+    types = frozenset(name.lower() for name in found if isinstance(name, str))
+    return types if types <= TYPES else frozenset()
 
 
 def _type_of(value: object) -> str:

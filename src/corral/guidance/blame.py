@@ -5,36 +5,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from corral.guidance.idle import LISTS, MAPS, SINGLES
 from corral.guidance.limits import escaped
+from corral.guidance.references import definitions
 
 MAX_TRIALS = 200
 """Parts that are tried before the search stops where it is."""
 
 _UNIMPLEMENTED = re.compile(r'Unimplemented keys: \["([^"]*)".*\]')
-_DEFINITIONS = ("$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
-_SINGLE = ("items", "additionalProperties", "additionalItems")
 
 
 def where(schema: object, fault: str, fault_of: Callable[[object], str]) -> str:
     """The message with a JSON pointer. ``fault_of`` says why a schema does not compile, "" if it does."""
-    pointer, part = _smallest(schema, fault, fault_of)
+    pointer, part = smallest(schema, fault, fault_of)
     if match := _UNIMPLEMENTED.search(fault):
-        return f"json_schema: {pointer}/{escaped(match[1])}: the keyword {match[1]!r} is not supported"
-    if isinstance(part, dict) and fault.startswith("oneOf"):
-        return (
-            f"json_schema: {pointer}/oneOf: the keyword 'oneOf' is supported where its alternatives visibly exclude "
-            "each other; use anyOf"
-        )
-    if isinstance(part, dict):
+        pointer += f"/{escaped(match[1])}"
+    elif isinstance(part, dict) and fault.startswith("oneOf"):
+        pointer += "/oneOf"
+    elif isinstance(part, dict):
         pointer += _keyword(part, fault, fault_of)
-    return f"json_schema: {pointer or '/'}: {' '.join(fault.split())}"
+    return f"json_schema: {pointer or '/'}: {reason(fault)}"
 
 
-def _smallest(schema: object, fault: str, fault_of: Callable[[object], str]) -> tuple[str, object]:
-    """The deepest part that fails alone in the same way, with the schema's definitions beside it."""
-    shared = {key: schema[key] for key in _DEFINITIONS if key in schema} if isinstance(schema, dict) else {}
+def reason(fault: str) -> str:
+    """A fault in one line, in our words where they are better."""
+    if match := _UNIMPLEMENTED.search(fault):
+        return f"the keyword {match[1]!r} is not supported"
+    if fault.startswith("oneOf"):
+        return "the keyword 'oneOf' is supported where its alternatives visibly exclude each other; use anyOf"
+    return " ".join(fault.split())
+
+
+def smallest(schema: object, fault: str, fault_of: Callable[[object], str]) -> tuple[str, object]:
+    """The deepest part that fails alone in the same way, with the schema's definitions beside it; and its pointer."""
+    shared = definitions(schema)
     pointer, part, n_left = "", schema, MAX_TRIALS
     while True:
         for step, inner in _parts(part):
@@ -52,13 +56,13 @@ def _parts(schema: object) -> Iterator[tuple[str, object]]:
     """The schemas directly inside a schema, each with its step of a JSON pointer."""
     if not isinstance(schema, dict):
         return
-    for name in _LISTS:
+    for name in LISTS:
         if isinstance(inner := schema.get(name), list):
             yield from ((f"/{name}/{i}", item) for i, item in enumerate(inner))
-    for name in _MAPS:
+    for name in MAPS:
         if isinstance(inner := schema.get(name), dict):
             yield from ((f"/{name}/{escaped(key)}", item) for key, item in inner.items())
-    for name in _SINGLE:
+    for name in SINGLES:
         if isinstance(inner := schema.get(name), dict | bool):
             yield f"/{name}", inner
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import cached_property
-from typing import TypeVar
 
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -14,23 +12,15 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from corral.errors import InvalidRequest
 from corral.guidance.blame import where
+from corral.guidance.deep import on_deep_stack
 from corral.guidance.limits import check_lark, check_length, check_schema
-from corral.guidance.matcher import GuidedMatcher, plain
+from corral.guidance.matcher import GuidedMatcher
+from corral.guidance.trial import fault_of, json_grammar, plain
 from corral.guidance.vocabulary import Vocabulary
 from corral.ports import ModelInfo, Tokenizer
 from corral.tasks import Constraint, ConstraintKind
 
-T = TypeVar("T")
-
-_STACK_SIZE = threading.Lock()
-"""Python has one size for the stacks of all new threads."""
-
 N_REMEMBERED = 64
-STACK_BYTES = 512 << 20
-"""llguidance compiles by recursion, a few KiB for each rule that leads to a rule. Only what is used takes memory."""
-
-WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Between the tokens of JSON, as in llama-server: small models would go on with white space for ever."""
 
 _LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_items_in_row=5_000, verbose_errors=False)
 """A mask takes at most some tens of milliseconds before a constraint is given up."""
@@ -72,7 +62,7 @@ class Guide:
 
     def _compile_deep(self, kind: ConstraintKind, text: str) -> LLMatcher:
         check_length(kind, text)
-        matcher = _on_deep_stack(lambda: self._compile(kind, text))
+        matcher = on_deep_stack(lambda: self._compile(kind, text))
         with self._lock:
             self._compiled[kind, text] = matcher
             while len(self._compiled) > N_REMEMBERED:
@@ -103,7 +93,7 @@ class Guide:
         return matcher
 
     def _try_schema(self, schema: object) -> tuple[LLMatcher, str]:
-        return self._try(_grammar_of(schema))
+        return self._try(json_grammar(schema))
 
     def _try(self, grammar: str) -> tuple[LLMatcher, str]:
         """The matcher, and why it cannot be used if it cannot. Its first mask is tried too: much shows only there."""
@@ -126,16 +116,13 @@ class Guide:
 def check_schema_text(text: str) -> None:
     """What can be said of a schema without a vocabulary. Raises InvalidRequest with the place and the reason."""
 
-    def fault_of(schema: object) -> str:
-        return plain(LLMatcher.validate_grammar(_grammar_of(schema), None))
-
     def run() -> None:
         schema = _parsed(text)
         if fault := fault_of(schema):
             raise InvalidRequest(where(schema, fault, fault_of))
 
     check_length(ConstraintKind.JSON_SCHEMA, text)
-    _on_deep_stack(run)
+    on_deep_stack(run)
 
 
 def _parsed(text: str) -> object:
@@ -150,38 +137,8 @@ def _parsed(text: str) -> object:
     return schema
 
 
-def _grammar_of(schema: object) -> str:
-    shown = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
-    text = orjson.dumps(shown).decode()
-    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE})
-
-
 def _lark_of(gbnf: str) -> str:
     try:
         return gbnf_to_lark(gbnf)
     except Exception as error:  # some of its errors are bare ones
         raise InvalidRequest(f"Failed to initialize samplers: grammar: {str(error) or 'nested too deep'}") from None
-
-
-def _on_deep_stack(work: Callable[[], T]) -> T:
-    """``work`` on a thread of its own, whose stack is large."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="corral-compile", daemon=True)
-    with _STACK_SIZE:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

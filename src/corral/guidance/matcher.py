@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from corral.errors import InvalidRequest
+from corral.guidance.trial import plain
 from corral.guidance.vocabulary import Vocabulary
 from corral.ids import Token
 from corral.tasks import ConstraintKind
@@ -51,10 +52,3 @@ class GuidedMatcher:
     def _given_up(self) -> InvalidRequest:
         reason = plain(self._matcher.get_error())
         return InvalidRequest(f"{self._kind}: the text cannot be held to it any further: {reason}")
-
-
-def plain(fault: str) -> str:
-    """llguidance's message without what is for its developers."""
-    if fault.startswith("NoExtension"):
-        return "no text satisfies it"
-    return fault.replace("<non-verbose/>", "").strip()

@@ -115,6 +115,9 @@ OBEYED: list[Any] = [
     {"type": "string", "title": "t", "description": "d", "default": "x", "examples": ["y"], "maxLength": 3},
     {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"const": 1}, {"const": 2}]},
     {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"},
+    {"type": "array", "items": {"type": "array", "uniqueItems": False, "minContains": 2}, "maxItems": 2},
+    {"type": "object", "unevaluatedProperties": True, "propertyNames": {}, "dependentRequired": {}, "maxProperties": 2},
+    {"type": "integer", "not": False, "then": {"const": 1}, "else": {"const": 2}},
 ]
 
 REFUSED: list[tuple[Any, str]] = [

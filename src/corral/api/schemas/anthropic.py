@@ -155,6 +155,7 @@ def _tool(tool: Json, where: str) -> Json:
         "name": tool.get("name"),
         "description": tool.get("description"),
         "parameters": tool.get("input_schema"),
+        **({"strict": True} if tool.get("strict") is True else {}),
     }
     return {"type": "function", "function": function}
 

@@ -15,14 +15,14 @@ from corral.chat.formats.python_calls import PythonCalls
 from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import Tagged
 from corral.chat.tools import Json, Tool, ToolChoice, Tools
+from corral.guidance.references import with_definitions
+from corral.guidance.trial import WHITE_SPACE
 from corral.tasks import Constraint, ConstraintKind
 
 Literal = Callable[[str], str]
 """A text as terms of lark: control tokens in it become tokens."""
 
 _SPACE = "space"
-_WHITE = r" |\n{1,2}[ \t]{0,20}"
-"""White space in JSON: without a limit small models write it for ever."""
 
 
 def call_constraint(
@@ -201,7 +201,7 @@ class _Grammar:
             head += f" {_SPACE} {lit(calls.value)}"
         if is_text:
             return f"{head} {edge} {self._until(calls.value_end)}"
-        schema = _with_definitions(_properties(tool)[key], tool.parameters)
+        schema = with_definitions(_properties(tool)[key], tool.parameters)
         return f"{head} {edge} {_json(schema)} {edge} {lit(calls.value_end)}"
 
     def _until(self, end: str) -> str:
@@ -218,7 +218,7 @@ class _Grammar:
 
         def call(tool: Tool) -> str:
             members = [
-                f"{lit(key + '=')} {_json(_with_definitions(schema, tool.parameters))}"
+                f"{lit(key + '=')} {_json(with_definitions(schema, tool.parameters))}"
                 for key, schema in _properties(tool).items()
             ]
             inner = f'(({" | ".join(members)}) ("," {_SPACE} ({" | ".join(members)}))*)?' if members else ""
@@ -254,13 +254,7 @@ def _call_schema(calls: JsonCalls, tool: Tool) -> Json:
         call_id = {calls.id: {"type": "string", "pattern": "^[A-Za-z0-9]{1,9}$"}}
         members = {**call_id, **members} if calls.id.startswith("tool_call") else {**members, **call_id}
     schema = {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
-    return _with_definitions(schema, tool.parameters)
-
-
-def _with_definitions(schema: object, root: Json) -> Json:
-    """A part of ``root`` that its references still lead from."""
-    found = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**schema, **found} if isinstance(schema, dict) else {}
+    return with_definitions(schema, tool.parameters)
 
 
 def _properties(tool: Tool) -> dict[str, object]:
@@ -270,4 +264,4 @@ def _properties(tool: Tool) -> dict[str, object]:
 
 def _json(schema: Json) -> str:
     """JSON of a schema, as a term."""
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITE}}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}, ensure_ascii=False)

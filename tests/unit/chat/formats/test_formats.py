@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.chat.formats.samples import SAMPLES, TOOLS, Sample, new_id
+from tests.unit.chat.formats.samples import SAMPLES, TOOLS, Sample, family, new_id
 
 from corral.chat.deltas import Content, Reply, whole_reply
 from corral.chat.formats.base import Expect, Reader
 from corral.chat.formats.families import FAMILIES
+from corral.chat.tools import read_tools
 
 
 def read(sample: Sample, *, n_chars: int = 10**6, **expect: bool) -> Reply:
@@ -60,3 +61,23 @@ def test_arguments_are_told_as_they_come() -> None:
     reader = Reader(SAMPLES[0].format, Expect(TOOLS), new_id)
     told = whole_reply(reader.feed('<tool_call>{"name": "weather", "arguments": {"city": "Ro'))
     assert told.calls[0].arguments == '{"city": "Ro'
+
+
+def test_types_in_capitals_say_what_is_text() -> None:
+    tools = read_tools(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "parameters": {
+                        "properties": {"a": {"type": "STRING"}, "b": {"type": "INTEGER"}, "c": {"type": "any"}}
+                    },
+                },
+            }
+        ]
+    )
+    values = "".join(f"<parameter={key}>\n5\n</parameter>\n" for key in "abc")
+    reader = Reader(family("qwen3-coder"), Expect(tools), new_id)
+    deltas = reader.feed(f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>")
+    assert whole_reply([*deltas, *reader.finish()]).calls[0].arguments == '{"a": "5", "b": 5, "c": 5}'

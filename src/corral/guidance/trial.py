@@ -1,0 +1,43 @@
+"""Owns how a schema is given to llguidance, and whether it takes it."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+from llguidance import LLMatcher
+
+from corral.errors import InvalidRequest
+from corral.guidance.idle import without_idle
+from corral.guidance.limits import check_schema
+
+WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
+"""Between the tokens of JSON, as in llama-server: small models would go on with white space for ever."""
+
+_PLACE = re.compile(r"^json_schema: (/\S*: )?")
+
+
+def json_grammar(schema: object) -> str:
+    """llguidance's grammar for a schema, which is an object or a boolean."""
+    shown = without_idle(schema) if isinstance(schema, dict) else {} if schema else {"enum": []}
+    text = orjson.dumps(shown).decode()
+    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE})
+
+
+def fault_of(schema: object) -> str:
+    """Why a schema does not compile, whatever the vocabulary; "" if it does.
+
+    Call it on a deep stack: references may lead to references.
+    """
+    try:
+        check_schema(schema)
+    except InvalidRequest as error:
+        return _PLACE.sub("", str(error))
+    return plain(LLMatcher.validate_grammar(json_grammar(schema), None))
+
+
+def plain(fault: str) -> str:
+    """llguidance's message without what is for its developers."""
+    if fault.startswith("NoExtension"):
+        return "no text satisfies it"
+    return fault.replace("<non-verbose/>", "").strip()
