@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,13 +16,14 @@ from corral.errors import LoadError
 from corral.guidance.guide import Guide
 from corral.guidance.matcher import GuidedMatcher
 from corral.ids import AdapterId, Token
-from corral.llama import library
+from corral.llama import fit, library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
 from corral.llama.fingerprint import fingerprint
 from corral.llama.grammar import check_grammar
 from corral.llama.sampler import SamplerChain
+from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.ports import AdapterInfo, ModelInfo
 from corral.tasks import Constraint, Sampling
@@ -82,10 +84,24 @@ class LlamaModel:
         return tuple(adapter.info for adapter in self._adapters)
 
     def new_context(self, config: ContextConfig) -> LlamaContext:
-        """A KV cache over these weights. Raises LoadError if libllama cannot make it."""
+        """A KV cache over these weights. Raises LoadError if libllama cannot make it, or RAM cannot hold it."""
+        self._check_room(config)
         context = LlamaContext(self._handle, config, self._adapters)
         self._contexts.add(context)
         return context
+
+    def _check_room(self, config: ContextConfig) -> None:
+        if config.offload_kqv and lib.llama_supports_gpu_offload():
+            return
+        n_cells, reckoned = n_cells_total(config, self._info.n_ctx_train), reckoned_bytes(self._handle, config)
+        n_free = fit.free_bytes()
+        if n_free is None or not fit.is_doubtful(n_cells, reckoned, n_free):
+            return
+        check_shape(config, self._info.n_ctx_train)
+        n_probe = fit.PROBE_CELLS if config.kv_unified else fit.PROBE_CELLS // config.n_rows * config.n_slots
+        probe = LlamaContext(self._handle, replace(config, n_ctx=n_probe), self._adapters)
+        probe.close()
+        fit.check_room(config.n_ctx or self._info.n_ctx_train, n_cells, probe.traits.bytes_per_token, n_free)
 
     def check_grammar(self, text: str) -> None:
         if text:

@@ -113,7 +113,7 @@ def read_traits(model: Any, context: Any, config: ContextConfig, log: Sequence[s
     window = int(lib.llama_model_n_swa(model))
     unified = config.kv_unified
     has_cells = not lib.llama_model_is_recurrent(model)
-    bytes_per_token, bytes_per_row = row_bytes(log, window) or (_bytes_per_token(model, config), 0)
+    bytes_per_token, bytes_per_row = row_bytes(log, window) or (reckoned_bytes(model, config), 0)
     return MemoryTraits(
         # Without cells a row may be as long as a conversation may.
         n_cells=int(lib.llama_n_ctx(context)) if has_cells else n_ctx_row * n_rows,
@@ -182,8 +182,8 @@ def _rollback(model: Any, context: Any, window: int) -> Rollback:
     return Rollback.BOUNDED if window else Rollback.ANY
 
 
-def _bytes_per_token(model: Any, config: ContextConfig) -> int:
-    """From head counts and cache types; models with unequal layers differ from it."""
+def reckoned_bytes(model: Any, config: ContextConfig) -> int:
+    """Of a cell, from head counts and cache types; models with unequal heads or layers differ from it."""
     n_head = max(int(lib.llama_model_n_head(model)), 1)
     n_values = (
         lib.llama_model_n_layer(model) * lib.llama_model_n_embd(model) * lib.llama_model_n_head_kv(model) / n_head
