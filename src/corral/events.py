@@ -88,8 +88,9 @@ class Chunk:
 class Finished:
     """The end of a task that worked. ``tokens`` and ``probs`` are all generated ones, ``text`` the whole text.
 
-    ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full. ``prompt_probs`` are those
-    of the prompt from its second token on, if they were asked for; a sibling that shares its parent's prompt has none.
+    ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full, and that was the end or it
+    was shifted (``n_shifts`` times). ``prompt_probs`` are those of the prompt from its second token on, if they were
+    asked for; a sibling that shares its parent's prompt has none.
     """
 
     task_id: TaskId
@@ -105,6 +106,7 @@ class Finished:
     has_new_line: bool
     seed: int
     prompt_probs: tuple[TokenProbs, ...] = ()
+    n_shifts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,23 @@ def test_the_flags_reach_the_routes(shared: tuple[Server, str]) -> None:
     assert httpx.get(f"{url}/metrics", timeout=WAIT_S).status_code == 501
 
 
+def test_a_probe_for_websockets_is_a_request_like_others(shared: tuple[Server, str]) -> None:
+    server, url = shared
+    n_before = len(server.lines)
+    probe = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "eA==",
+    }
+    assert httpx.get(f"{url}/health", headers=probe, timeout=WAIT_S).status_code == 200
+    missing = httpx.get(f"{url}/ws", headers=probe, timeout=WAIT_S)
+    assert (missing.status_code, missing.json()["error"]["message"]) == (404, "File Not Found")
+    httpx.post(f"{url}/completion", json={"prompt": "x", "n_predict": 1}, timeout=WAIT_S)
+    server.line("generated 1")
+    assert not [line for line in server.lines[n_before:] if re.search("upgrade|pip install", line, re.IGNORECASE)]
+
+
 def test_a_signal_lets_running_requests_finish() -> None:
     with Server() as server:
         url = server.ready()
@@ -116,7 +133,7 @@ def test_a_signal_lets_running_requests_finish() -> None:
             events = (line for line in reply.iter_lines() if line.startswith("data: "))
             next(events)
             server.process.send_signal(signal.SIGTERM)
-            server.line("stopping")
+            server.line("stopping: SIGTERM; running requests get up to 30 s")
             last = json.loads(list(events)[-1].removeprefix("data: "))
         assert last["stop"]
         assert last["tokens_predicted"] == 48
@@ -143,9 +160,10 @@ def test_a_second_signal_stops_at_once() -> None:
         with httpx.stream("POST", f"{url}/completion", json=asked, timeout=WAIT_S) as reply:
             next(reply.iter_lines())
             server.process.send_signal(signal.SIGINT)
-            server.line("stopping")
-            server.process.send_signal(signal.SIGINT)
+            server.line("stopping: SIGINT; ")
+            server.process.send_signal(signal.SIGTERM)
             assert server.end() == 130
+        assert any("stopped at once: SIGTERM" in line for line in server.lines)
 
 
 def test_it_listens_before_the_model_is_there_and_stops_then_too() -> None:
@@ -154,6 +172,7 @@ def test_it_listens_before_the_model_is_there_and_stops_then_too() -> None:
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.lines)
+        assert any("stopping: SIGINT; " in line for line in server.lines)
 
 
 def failure(*flags: str) -> tuple[int, list[str]]:

@@ -24,6 +24,19 @@ def test_s17_a_reply_past_the_context_says_that_it_is_truncated(serve_sim: SimSe
     assert (params["n_keep"], params["n_discard"]) == (4, 10)
 
 
+def test_s17_the_log_tells_a_shifted_context_from_a_full_one(
+    serve_sim: SimServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "corral.request")
+    http = serve_sim(n_slots=2, n_ctx=128, context_shift=True)
+    http.post("/completion", json={**LONG, "n_keep": 4, "n_discard": 100})
+    assert caplog.messages[-1].endswith(", limit, context shifted 3 times")
+    http.post("/completion", json={**LONG, "n_predict": 3})
+    assert caplog.messages[-1].endswith(", limit")
+    serve_sim(n_slots=2, n_ctx=128).post("/completion", json=LONG)
+    assert caplog.messages[-1].endswith(", limit, context full")
+
+
 def test_s17_usage_counts_all_that_was_written(serve_sim: SimServer) -> None:
     http = serve_sim(n_slots=2, n_ctx=128, context_shift=True)
     body = {**LONG, "max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}

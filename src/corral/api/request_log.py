@@ -64,4 +64,6 @@ def _rate(n: int, ms: float) -> float:
 
 
 def _reason(end: Finished) -> str:
+    if end.n_shifts:
+        return f"{end.reason.value}, context shifted {end.n_shifts} times"
     return f"{end.reason.value}, context full" if end.truncated else end.reason.value

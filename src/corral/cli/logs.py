@@ -16,6 +16,15 @@ _CHATTY = ("asyncio", "uvicorn")
 """Libraries whose information is said here in our own words."""
 
 
+_NOISE = ("Unsupported upgrade request", "No supported WebSocket library")
+"""What uvicorn warns of when a client asks for a websocket, which is answered like any request."""
+
+
+def is_telling(record: logging.LogRecord) -> bool:
+    """False for a record of uvicorn's that is nothing to an operator of this server."""
+    return not record.getMessage().startswith(_NOISE)
+
+
 class LineFormatter(logging.Formatter):
     """A record's ``request_id`` (from ``extra``) is shown if it has one."""
 
@@ -56,6 +65,7 @@ def start_logging(args: Parsed) -> None:
     logging.basicConfig(level=level_of(args), handlers=handlers, force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(is_telling)
 
 
 def level_of(args: Parsed) -> int:

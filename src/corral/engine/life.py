@@ -128,6 +128,7 @@ class Life:
         work, ledger = slot.work, self._books.ledger
         work.tokens = cut.apply(work.tokens)
         work.truncated = True
+        work.n_shifts += 1
         self._books.metrics.add("n_shifted")
         if slot.lease is None:
             return
@@ -277,6 +278,7 @@ class Life:
             timings=work.timings(),
             n_tokens_cached=work.computed,
             truncated=work.truncated,
+            n_shifts=work.n_shifts,
             has_new_line=work.text.has_new_line,
             seed=work.seed,
             prompt_probs=tuple(probs for _, probs in sorted(work.prompt_probs.items())),

@@ -110,6 +110,7 @@ class Generation:
     n_start: int = 0
     rowless_ms: float = 0.0
     truncated: bool = False
+    n_shifts: int = 0
     begun_ms: float = -1.0
     prompt_done_ms: float = -1.0
     last_token_ms: float = -1.0

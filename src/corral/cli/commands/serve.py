@@ -40,7 +40,7 @@ def serve(args: Parsed) -> int:
     settings = resolve(args)
     check(args, settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Serving(settings, args).run())
+        return runner.run(Serving(settings, args).run())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -51,13 +51,13 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop  # type: ignore[no-any-return]
 
 
-class _Serving:
+class Serving:
     """One run of the server. HTTP lives on this loop, loading on a worker thread, the model on its own."""
 
     def __init__(self, settings: Settings, args: Parsed) -> None:
         self._settings = settings
         self._drain_s = float(args["drain_s"])
-        self._app = create_app(None, settings.server, settings.defaults)
+        self.app = create_app(None, settings.server, settings.defaults)
         self._stop = asyncio.Event()
         self._listening = asyncio.Event()
         self._addresses: Sequence[str] = ()
@@ -66,7 +66,7 @@ class _Serving:
         """Serve until a signal; 0 if all went well. Raises LoadError."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self.on_signal, number)
         http = asyncio.create_task(self._serve_http())
         try:
             await self._load_and_serve(http)
@@ -88,11 +88,11 @@ class _Serving:
         try:
             if self._settings.defaults.n_cache_reuse and not can_move(runtime.traits):
                 logger.warning("--cache-reuse is ignored: this model's memory cannot be shifted")
-            self._app.ready(runtime)
+            self.app.ready(runtime)
             if not (self._stop.is_set() or http.done()):
                 self._tell_ready(runtime)
-            assert self._app.service is not None
-            pinning = asyncio.create_task(pin_all(self._app.service))
+            assert self.app.service is not None
+            pinning = asyncio.create_task(pin_all(self.app.service))
             await self._until_stopped(http)
             pinning.cancel()
         finally:
@@ -101,7 +101,7 @@ class _Serving:
     async def _serve_http(self) -> None:
         server = self._settings.server
         try:
-            await serve_http(RequestIds(self._app), server, self._stop, self._on_listening)
+            await serve_http(RequestIds(self.app), server, self._stop, self._on_listening)
         except ssl.SSLError as error:
             raise LoadError(f"cannot use {server.ssl_cert_file} with {server.ssl_key_file}: {error}") from None
         except OSError as error:
@@ -141,12 +141,15 @@ class _Serving:
         else:
             logger.warning("requests were still running after %g s: dropped", self._drain_s)
 
-    def _on_signal(self) -> None:
+    def on_signal(self, number: signal.Signals) -> None:
+        """Begin to stop; the second time end the process."""
         if self._stop.is_set():
-            logger.warning("stopped at once")
+            logger.warning("stopped at once: %s", number.name)
             logging.shutdown()
             os._exit(130)
-        logger.info("stopping: running requests get up to %g s; once more to stop at once", self._drain_s)
+        is_loading = self.app.service is None
+        rest = "the model is still loading" if is_loading else f"running requests get up to {self._drain_s:g} s"
+        logger.info("stopping: %s; %s; once more to stop at once", number.name, rest)
         self._stop.set()
 
 
