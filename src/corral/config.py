@@ -124,14 +124,16 @@ class ApiKey:
 class ServerConfig:
     """How the HTTP side behaves. Names follow llama-server's flags.
 
-    ``shared_cache``: requests of different API keys meet each other's prefixes. ``responses_store``: the file in which
-    the newest ``responses_store_max`` responses are kept, None for none.
+    ``max_body_bytes``: of a request's body, 0 for what suits the context. ``shared_cache``: requests of different API
+    keys meet each other's prefixes. ``responses_store``: the file in which the newest ``responses_store_max`` responses
+    are kept, None for none.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_prefix: str = ""
     api_keys: tuple[ApiKey, ...] = ()
+    max_body_bytes: int = 0
     shared_cache: bool = False
     alias: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 CorralError
 ├── InvalidRequest        400 invalid_request_error
-│   └── ExceedContext     400 exceed_context_size_error (adds n_prompt_tokens, n_ctx)
+│   ├── ExceedContext     400 exceed_context_size_error (adds n_prompt_tokens, n_ctx)
+│   └── TooLarge          413 invalid_request_error
 ├── AuthenticationError   401 authentication_error
 ├── NotFound              404 not_found_error
 ├── ServerError           500 server_error
@@ -41,9 +42,11 @@ class ExceedContext(InvalidRequest):
 
     type = "exceed_context_size_error"
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, *, or_more: bool = False) -> None:
+        """``or_more``: the prompt was not tokenized, it has at least so many tokens."""
+        self.n_shown = f"at least {n_prompt_tokens}" if or_more else f"{n_prompt_tokens}"
         super().__init__(
-            f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+            f"request ({self.n_shown} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx
@@ -51,6 +54,20 @@ class ExceedContext(InvalidRequest):
     @property
     def extra(self) -> dict[str, int]:
         return {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+
+
+class TooLarge(InvalidRequest):
+    """The request's body is larger than what is read."""
+
+    code = 413
+
+    def __init__(self, n_bytes: int, limit_bytes: int, *, or_more: bool = False) -> None:
+        """``or_more``: so many bytes had come when no more were read."""
+        size = f"at least {n_bytes}" if or_more else f"{n_bytes}"
+        super().__init__(
+            f"the request body has {size} bytes; at most {limit_bytes} are read: send less, or start the server with a "
+            "larger --max-body-mib"
+        )
 
 
 class AuthenticationError(CorralError):

@@ -267,6 +267,10 @@ class Tokenizer(Protocol):
         """``add_special`` adds BOS where the vocabulary wants it; ``parse_special`` reads control tokens in text."""
         ...
 
+    def n_tokens_at_least(self, text: str) -> int:
+        """How many tokens a text has at least, however they are read: known without tokenizing; 0 if it is not."""
+        ...
+
     def piece(self, token: Token, *, special: bool) -> bytes:
         """The token's bytes, maybe part of a character; empty for control tokens unless ``special``."""
         ...

@@ -64,6 +64,7 @@ class Runtime:
         def warm_up() -> None:
             memory.warmup()
             loaded.tokenizer.piece(0, special=False)
+            loaded.tokenizer.n_tokens_at_least("")
 
         return _start(loaded, memory, context, engine, warm_up)
 

@@ -37,6 +37,9 @@ class ByteTokenizer:
             tokens += [EOS] * (i > 0) + list(part.encode())
         return tokens
 
+    def n_tokens_at_least(self, text: str) -> int:
+        return -(-len(text.encode()) // 5)
+
     def piece(self, token: int, *, special: bool) -> bytes:
         if token < 256:
             return bytes([token])

@@ -19,7 +19,12 @@ ERROR_SHAPE = "corral.error_shape"
 Shape = Callable[[CorralError], bytes]
 """An error as the body of a reply."""
 
-_ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
 
 
 def error_body(error: CorralError) -> bytes:
@@ -35,7 +40,7 @@ def anthropic_error_body(error: CorralError) -> bytes:
         kind = "overloaded_error"
     message = str(error)
     if isinstance(error, ExceedContext):
-        message = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+        message = f"prompt is too long: {error.n_shown} tokens > {error.n_ctx} maximum"
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message, **error.extra}})
 
 

@@ -177,7 +177,7 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
         success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     failures = {401: "The API key is missing or wrong", 503: "Loading, or the queue is full"}
     if route.body is not None:
-        failures[400] = "The request is wrong"
+        failures |= {400: "The request is wrong", 413: "The body is too large"}
     errors: dict[int | str, dict[str, Any]] = {
         code: {"model": reply.ErrorReply, "description": text} for code, text in sorted(failures.items())
     }

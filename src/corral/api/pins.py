@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields
-from corral.api.schemas.prompt import Prompt, read_prompt
+from corral.api.schemas.prompt import Prompt, check_fits, read_prompt
 from corral.api.service import Service
 from corral.config import ServerConfig
 from corral.errors import CorralError, InvalidRequest, LoadError
@@ -32,12 +32,13 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
 
     Of messages the beginning of every conversation that begins with them: without the head of an answer.
     """
-    tokenizer, named = service.runtime.model.tokenizer, _named(fields)
+    tokenizer, n_ctx, named = service.runtime.model.tokenizer, service.runtime.n_ctx_slot, _named(fields)
     if named == "messages":
         _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
+        check_fits([rendered.text], tokenizer, n_ctx)
         tokens = service.chat.tokens(rendered)
     else:
-        tokens = read_prompt(fields.value(named), tokenizer)
+        tokens = read_prompt(fields.value(named), tokenizer, n_ctx)
     if not tokens:
         raise InvalidRequest(f"Field '{named}': there is nothing to keep: no tokens")
     return Prefix(tokens, fields.text("cache_salt"))

@@ -70,7 +70,7 @@ class WholeReply(_Reply):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         results: list[Finished] = []
-        if not await _unless_gone(receive, self._collect(results)):
+        if not await unless_gone(receive, self._collect(results)):
             return
         body = orjson.dumps(self._dialect.whole(results))
         if self._before_end is not None:
@@ -99,7 +99,7 @@ class StreamReply(_Reply):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = _EventStream(send, self._dialect)
         try:
-            if await _unless_gone(receive, self._run_with_pings(stream)):
+            if await unless_gone(receive, self._run_with_pings(stream)):
                 await stream.close()
         except CorralError as error:
             if not stream.is_open:
@@ -153,7 +153,7 @@ class SessionReply(Response):
         self._offset = offset
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _unless_gone(receive, self._session.follow(send, self._offset))
+        await unless_gone(receive, self._session.follow(send, self._offset))
 
 
 class _EventStream:
@@ -204,8 +204,8 @@ class _EventStream:
         ]
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[object, object, None]) -> bool:
-    """Do ``work`` while the client is there. False: it left, the work was cancelled."""
+async def unless_gone(receive: Receive, work: Coroutine[object, object, None]) -> bool:
+    """Do ``work`` while the client is there, whose body has come. False: it left, the work was cancelled."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -8,13 +8,14 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
+from corral.api.lanes import Lanes
 from corral.api.response_store import ResponseStore
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
 from corral.api.sessions import Sessions
 from corral.chat.jobs import ChatModel
 from corral.chat.template import CHATML, ChatTemplate
-from corral.config import ServerConfig
+from corral.config import MIB, ServerConfig
 from corral.engine.state import Counters
 from corral.errors import InvalidRequest, LoadError
 from corral.ids import AdapterId, AdapterSet, CacheKey, TenantId, Token, adapter_set
@@ -25,6 +26,7 @@ SERVICE = "corral.service"
 TENANT = "corral.tenant"
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 """The key of a GGUF's second template, for requests with tools."""
+MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN = 8 * MIB, 16
 BUILD = f"corral-{version('corral')}"
 
 
@@ -74,9 +76,15 @@ class Service:
     model: str
     started_s: float
     adapters: DefaultAdapters
+    lanes: Lanes = field(default_factory=Lanes)
     responses: ResponseStore | None = None
     sessions: Sessions = field(default_factory=Sessions)
     scrapes: Scrapes = field(default_factory=Scrapes)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of a request. Room for a prompt that fills a slot's context, however it is written, and more."""
+        return self.server.max_body_bytes or max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * self.runtime.n_ctx_slot)
 
     @staticmethod
     def of(runtime: Runtime, server: ServerConfig, defaults: Defaults) -> Service:
@@ -93,7 +101,7 @@ class Service:
         model = min(server.alias) if server.alias else info.path or info.name
         adapters = DefaultAdapters({adapter.id: adapter.scale for adapter in runtime.model.adapters})
         chat, responses = _chat_model(runtime, server), _response_store(server)
-        return Service(runtime, server, defaults, chat, model, time.time(), adapters, responses)
+        return Service(runtime, server, defaults, chat, model, time.time(), adapters, responses=responses)
 
 
 def _response_store(server: ServerConfig) -> ResponseStore | None:

@@ -140,6 +140,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "file of keys, one a line: KEY [weight=1] [priority=0], # for comments",
             "API_KEY_FILE",
         ),
+        _flag(
+            "--max-body-mib",
+            k.COUNT,
+            0,
+            "MiB of a request's body; 0: 8, or 16 bytes for each token of a slot's context if that is more",
+        ),
         _flag("-a --alias", k.LIST, (), "names of the model in replies and /v1/models", "ALIAS"),
         _flag("--tags", k.LIST, (), "tags of the model, for information", "TAGS"),
         _flag("--sse-ping-interval", k.integer(-1), 30, "seconds before a ping; below 1: none", "SSE_PING_INTERVAL"),

@@ -153,6 +153,7 @@ def _server(args: Parsed) -> ServerConfig:
         port=args["port"],
         api_prefix=_api_prefix(args["api_prefix"]),
         api_keys=_api_keys(args),
+        max_body_bytes=args["max_body_mib"] * MIB,
         shared_cache=args["shared_cache"],
         alias=args["alias"],
         tags=args["tags"],

@@ -14,6 +14,8 @@ from corral.llama.cuts import Cutter
 
 _SPECIAL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _PARSED = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_WITHOUT_LOSS = (lib.LLAMA_VOCAB_TYPE_SPM, lib.LLAMA_VOCAB_TYPE_BPE)
+_SPACE = "▁".encode()
 _STRIPS = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 
 SHORT_BYTES = 4096
@@ -53,6 +55,27 @@ class LlamaTokenizer:
     def _fill(self, raw: bytes, buffer: Any, add_special: bool, parse_special: bool) -> int:
         return int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, len(buffer), add_special, parse_special))
 
+    def n_tokens_at_least(self, text: str) -> int:
+        longest = self._n_bytes_longest
+        return -(-len(text.encode("utf-8", "replace")) // longest) if longest else 0
+
+    @functools.cached_property
+    def _n_bytes_longest(self) -> int:
+        """The most bytes of a text that one token can stand for; 0 if there is no such bound.
+
+        Other kinds of vocabulary drop white space, or have one token for any unknown word.
+        """
+        attrs = (int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self._n_vocab))
+        if lib.llama_vocab_type(self._vocab) not in _WITHOUT_LOSS or any(attr & _STRIPS for attr in attrs):
+            return 0
+        pieces = self._pieces_special
+        texts = (self._text(token) for token, piece in enumerate(pieces) if b" " in piece)
+        return max(*map(len, pieces), *(len(text) for text in texts if _SPACE in text), 1)
+
+    def _text(self, token: Token) -> bytes:
+        """How the vocabulary writes the token: in some with a sign for each space."""
+        return lib.llama_vocab_get_text(self._vocab, token) or b""
+
     @functools.cached_property
     def _ends(self) -> tuple[list[Token], list[Token]]:
         """What ``add_special`` puts before a text and behind it."""
@@ -71,7 +94,7 @@ class LlamaTokenizer:
     def _cutter(self, attrs: dict[Token, int]) -> Cutter:
         """Where white space is taken away beside some special tokens, others of white space make cuts uncertain: none
         then."""
-        texts = {token: bytes(lib.llama_vocab_get_text(self._vocab, token) or b"") for token in attrs}
+        texts = {token: self._text(token) for token in attrs}
         if any(attr & _STRIPS for attr in attrs.values()) and any(text != text.strip() for text in texts.values()):
             return Cutter((), ())
         movable = [texts[token] for token, attr in attrs.items() if not attr & lib.LLAMA_TOKEN_ATTR_LSTRIP]

@@ -27,6 +27,7 @@ N_VOCAB = 256 + len(CONTROL) + len(PIECES)
 
 _PIECE_OF = tuple(bytes([b]) for b in range(256)) + tuple(c.encode() for c in CONTROL) + PIECES
 _TOKEN_OF = {piece: token for token, piece in enumerate(_PIECE_OF)}
+_N_LONGEST = max(map(len, _PIECE_OF))
 _LONGEST = re.compile(b"|".join(re.escape(p) for p in sorted(PIECES, key=len, reverse=True)) + b"|.", re.DOTALL)
 _CONTROL = re.compile("(" + "|".join(re.escape(c) for c in CONTROL) + ")")
 _CONTROL_TOKENS = frozenset(range(256, 256 + len(CONTROL)))
@@ -55,6 +56,9 @@ class SimTokenizer:
                 found = _LONGEST.finditer(part.encode("utf-8", "surrogatepass"))
                 tokens.extend(_TOKEN_OF[match.group()] for match in found)
         return tokens
+
+    def n_tokens_at_least(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "surrogatepass")) // _N_LONGEST)
 
     def piece(self, token: Token, *, special: bool) -> bytes:
         if token in _CONTROL_TOKENS and not special:

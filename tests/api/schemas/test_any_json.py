@@ -52,7 +52,7 @@ def test_completion_bodies(body: dict[str, object]) -> None:
         fields = Fields(parse_object(orjson.dumps(body)))
         tokenizer = RUNTIME.model.tokenizer
         params = read_params(fields, Defaults(), ServerConfig(), tokenizer, n_slots=4)
-        prompts = read_prompts(fields, tokenizer)
+        prompts = read_prompts(fields, tokenizer, 1024)
         key = CacheKey("")
         job = make_job(prompts, params, engine=RUNTIME.engine, tokenizer=tokenizer, model="m", key=key)
         assert [task.index for task in job.tasks] == list(range(len(prompts) * params.n))

@@ -11,7 +11,7 @@ from corral.errors import InvalidRequest
 
 
 def read(prompt: object) -> list[tuple[int, ...]]:
-    return read_prompts(Fields({"prompt": prompt}), ByteTokenizer())
+    return read_prompts(Fields({"prompt": prompt}), ByteTokenizer(), 1024)
 
 
 @pytest.mark.parametrize(

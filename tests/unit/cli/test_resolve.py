@@ -246,3 +246,8 @@ def test_a_grammar_that_cannot_be_used_is_a_wrong_command_line(text: str, tmp_pa
             settings(name, value)
         assert len(str(caught.value).splitlines()) == 1
     assert settings("--grammar", 'root ::= "a"').defaults.sampling.grammar == 'root ::= "a"'
+
+
+def test_the_limit_of_bodies() -> None:
+    assert settings().server.max_body_bytes == 0
+    assert settings("--max-body-mib", "3").server.max_body_bytes == 3 * MIB

@@ -118,7 +118,9 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_pieces_have_the_tokens_of_the_whole(vocabulary: Vocabulary, text: str, add: bool, parse: bool) -> None:
     vocab, own = vocabulary
-    assert own.tokenize(text, add_special=add, parse_special=parse) == whole(vocab, text, add, parse)
+    tokens = own.tokenize(text, add_special=add, parse_special=parse)
+    assert tokens == whole(vocab, text, add, parse)
+    assert own.n_tokens_at_least(text) <= len(tokens)
 
 
 def test_many_special_tokens_take_no_time_of_their_own(vocabulary: Vocabulary, request: pytest.FixtureRequest) -> None:
@@ -132,6 +134,16 @@ def test_many_special_tokens_take_no_time_of_their_own(vocabulary: Vocabulary, r
     n = len(whole(vocab, turn, False, True))
     assert tokens[: 3 * n] == whole(vocab, turn * 4, True, True)[: 3 * n]
     assert len(tokens) > 18_000 * n
+
+
+def test_the_least_number_of_tokens(smollm2_q4_0: Path) -> None:
+    model = open_vocabulary(smollm2_q4_0)
+    own = LlamaTokenizer(lib.llama_model_get_vocab(model))
+    longest = max((own.piece(token, special=True) for token in range(own.n_vocab)), key=len).decode()
+    assert len(own.tokenize(longest * 9, add_special=False, parse_special=False)) >= 9
+    assert own.n_tokens_at_least(longest * 9) == 9
+    assert own.n_tokens_at_least("") == 0
+    lib.llama_model_free(model)
 
 
 def cut(text: str, *words: str) -> list[str]:

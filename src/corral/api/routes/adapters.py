@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routes.body import json_response, raw_body
 from corral.api.schemas.adapters import read_scales
+from corral.api.schemas.fields import parse_json
 from corral.api.service import Service, service_of
 from corral.engine.adapted import unknown_adapter
 from corral.errors import InvalidRequest
@@ -25,10 +25,7 @@ async def get_adapters(request: Request) -> Response:
 async def post_adapters(request: Request) -> Response:
     """Set the scales for requests to come; adapters that are not named get 0. Running tasks keep theirs."""
     service = service_of(request)
-    try:
-        body = orjson.loads(await raw_body(request))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+    body = parse_json(await raw_body(request))
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")
     scales = read_scales(body)

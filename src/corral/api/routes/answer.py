@@ -42,7 +42,7 @@ def check_held(sampling: Sampling, service: Service) -> None:
 def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
     """The same for prompts. Raises InvalidRequest."""
     tokenizer = service.runtime.model.tokenizer
-    prompts = read_prompts(fields, tokenizer)
+    prompts = read_prompts(fields, tokenizer, service.runtime.n_ctx_slot)
     params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
     check_held(params.sampling, service)
     return prompts, params

@@ -1,8 +1,7 @@
-"""JSON in and out of a route; long bodies are read off the event loop."""
+"""JSON in and out of a route: how much is read, and where; long bodies are read off the event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,8 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from corral.api.errors import JSON
+from corral.api.reply import unless_gone
 from corral.api.schemas.fields import Fields, parse_object
-from corral.errors import InvalidRequest
+from corral.api.service import service_of
+from corral.errors import InvalidRequest, TooLarge
 
 T = TypeVar("T")
 
@@ -25,19 +26,45 @@ need what a file holds."""
 
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
-    """``read`` of the body's members. Raises InvalidRequest."""
+    """``read`` of the body's members. Raises InvalidRequest.
+
+    A client that leaves while its body waits for a worker costs nothing more.
+    """
     raw = await raw_body(request)
     if len(raw) <= INLINE_BYTES and not SLOW.search(raw):
         return read(Fields(parse_object(raw)))
-    return await asyncio.to_thread(lambda: read(Fields(parse_object(raw))))
+    results: list[T] = []
+
+    async def work() -> None:
+        lanes = service_of(request).lanes
+        results.append(await lanes.work(len(raw), lambda: read(Fields(parse_object(raw)))))
+
+    if not await unless_gone(request.receive, work()):
+        raise InvalidRequest("the client left before its request was read")
+    return results[0]
+
+
+async def answer_json(request: Request, read: Callable[[Fields], object]) -> Response:
+    """The reply to a body that needs only to be read; long ones are written where they are read, too."""
+    return Response(await read_body(request, lambda fields: orjson.dumps(read(fields))), media_type=JSON)
 
 
 async def raw_body(request: Request) -> bytes:
-    """Raises InvalidRequest if it does not come to its end."""
+    """Raises InvalidRequest if it does not come to its end, TooLarge as soon as it is clear that it is too large."""
+    limit = service_of(request).max_body_bytes
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise TooLarge(int(told), limit)
+    chunks, n_bytes = [], 0
     try:
-        return await request.body()
+        async for chunk in request.stream():
+            n_bytes += len(chunk)
+            if n_bytes > limit:
+                raise TooLarge(n_bytes, limit, or_more=True)
+            chunks.append(chunk)
     except ClientDisconnect:
         raise InvalidRequest("the client left before the body was complete") from None
+    return b"".join(chunks)
 
 
 def json_response(body: object) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes.body import json_response, read_body
+from corral.api.routes.body import answer_json, json_response, read_body
 from corral.api.schemas.chat import count_tokens, render_chat
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.api.schemas.prompt import read_mixed, read_token
@@ -17,19 +17,19 @@ from corral.ports import Tokenizer
 async def tokenize(request: Request) -> Response:
     """Token ids of a text; with ``with_pieces`` the text of each."""
     tokenizer = service_of(request).runtime.model.tokenizer
-    return json_response({"tokens": await read_body(request, lambda fields: _tokenize(fields, tokenizer))})
+    return await answer_json(request, lambda fields: {"tokens": _tokenize(fields, tokenizer)})
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     tokenizer = service_of(request).runtime.model.tokenizer
-    return json_response({"content": await read_body(request, lambda fields: _detokenize(fields, tokenizer))})
+    return await answer_json(request, lambda fields: {"content": _detokenize(fields, tokenizer)})
 
 
 async def apply_template(request: Request) -> Response:
     """The prompt that a chat request would become."""
     service = service_of(request)
-    return json_response({"prompt": await read_body(request, lambda fields: render_chat(fields, service)[1].text)})
+    return await answer_json(request, lambda fields: {"prompt": render_chat(fields, service)[1].text})
 
 
 async def input_tokens(request: Request) -> Response:

@@ -8,7 +8,7 @@ from corral.api.schemas.absent import refuse_in_chat
 from corral.api.schemas.constraint import behind_thoughts
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
-from corral.api.schemas.prompt import Prompt
+from corral.api.schemas.prompt import Prompt, check_fits
 from corral.api.service import Service
 from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation, Part, read_conversation
@@ -52,6 +52,7 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     """Raises InvalidRequest."""
     runtime, tokenizer = service.runtime, service.runtime.model.tokenizer
     request, rendered = render_chat(fields, service)
+    check_fits([rendered.text], tokenizer, runtime.n_ctx_slot)
     n_probs = _n_probs(fields)
     params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
     if n_probs is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from corral.api.schemas.fields import Fields, type_name
-from corral.errors import InvalidRequest
+from corral.errors import ExceedContext, InvalidRequest
 from corral.ids import Token
 from corral.ports import Tokenizer
 
@@ -15,26 +17,38 @@ _FORMS = (
 )
 
 
-def read_prompts(fields: Fields, tokenizer: Tokenizer) -> list[Prompt]:
-    """One or more prompts. Raises InvalidRequest."""
+def read_prompts(fields: Fields, tokenizer: Tokenizer, n_ctx: int) -> list[Prompt]:
+    """One or more prompts, of less than ``n_ctx`` tokens each. Raises InvalidRequest."""
     value = fields.value("prompt")
     if value is None:
         raise InvalidRequest("key 'prompt' not found")
     if isinstance(value, list) and not _is_tokens(value):
         if not value:
             raise InvalidRequest('"prompt" must not be empty')
-        return [read_prompt(item, tokenizer) for item in value]
-    return [read_prompt(value, tokenizer)]
+        return [read_prompt(item, tokenizer, n_ctx) for item in value]
+    return [read_prompt(value, tokenizer, n_ctx)]
 
 
-def read_prompt(value: object, tokenizer: Tokenizer) -> Prompt:
+def check_fits(parts: Collection[object], tokenizer: Tokenizer, n_ctx: int) -> None:
+    """Raises ExceedContext where it is clear without tokenizing that texts and token ids are too many.
+
+    Tokenizing takes a second and 100 MB for each MiB.
+    """
+    n_least = sum(tokenizer.n_tokens_at_least(part) if isinstance(part, str) else 1 for part in parts)
+    if n_least >= n_ctx:
+        raise ExceedContext(n_least, n_ctx, or_more=any(isinstance(part, str) for part in parts))
+
+
+def read_prompt(value: object, tokenizer: Tokenizer, n_ctx: int) -> Prompt:
     """One prompt: text, token ids, or both mixed. Raises InvalidRequest."""
     if isinstance(value, str):
+        check_fits([value], tokenizer, n_ctx)
         return tuple(tokenizer.tokenize(value, add_special=True, parse_special=True))
     if isinstance(value, list) and value and _is_tokens(value):
+        check_fits(value, tokenizer, n_ctx)
         return tuple(read_mixed(value, tokenizer, add_special=isinstance(value[0], str), parse_special=True))
     if isinstance(value, dict):
-        return _read_object(value, tokenizer)
+        return _read_object(value, tokenizer, n_ctx)
     raise InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
 
 
@@ -79,10 +93,10 @@ def _is_tokens(value: list[object]) -> bool:
     return any(numbers) and all(number or isinstance(item, str) for number, item in zip(numbers, value, strict=True))
 
 
-def _read_object(value: dict[str, object], tokenizer: Tokenizer) -> Prompt:
+def _read_object(value: dict[str, object], tokenizer: Tokenizer, n_ctx: int) -> Prompt:
     if value.get("multimodal_data"):
         raise InvalidRequest("Multimodal data provided, but model does not support multimodal requests.")
     text = value.get("prompt_string")
     if not isinstance(text, str):
         raise InvalidRequest(_FORMS)
-    return read_prompt(text, tokenizer)
+    return read_prompt(text, tokenizer, n_ctx)

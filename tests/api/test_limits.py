@@ -1,0 +1,178 @@
+"""No body makes the server slow or large: too much is refused at once, by name, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.conftest import simulated
+from tests.api.live import client, send_raw
+from tests.api.test_hostile import BODIES, POSTS
+
+from corral.api.lanes import LONG_BYTES
+from corral.api.schemas.defaults import Defaults
+from corral.api.service import Service
+from corral.config import MIB
+from corral.sim.tokenizer import SimTokenizer
+
+LIMIT = 64 * 1024
+N_CTX = 512
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("limits")
+    server = replace(SERVER, max_body_bytes=LIMIT, slot_save_path=folder, responses_store=folder / "r.db")
+    with simulated(n_slots=2, n_ctx=N_CTX) as runtime, client(runtime, server) as served:
+        yield served
+
+
+def url(path: str) -> str:
+    return path.format(id_slot=0) + ("?action=save" if "{" in path else "")
+
+
+def message(reply: httpx.Response) -> str:
+    error = reply.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+TAKE_BODIES = [path for path in BODIES if path != "/props"]
+
+
+@pytest.mark.parametrize("path", TAKE_BODIES)
+def test_a_body_over_the_limit_is_a_413_of_the_route(http: httpx.Client, path: str) -> None:
+    body = json.dumps(BODIES[path]).encode()
+    reply = http.post(url(path), content=body + b" " * LIMIT)
+    assert reply.status_code == 413
+    assert f"has {len(body) + LIMIT} bytes; at most {LIMIT} are read" in message(reply)
+    assert "--max-body-mib" in message(reply)
+    if path.startswith("/v1/messages"):
+        assert reply.json()["error"]["type"] == "request_too_large"
+    elif not path.startswith("/api/"):
+        assert (reply.json()["error"]["code"], reply.json()["error"]["type"]) == (413, "invalid_request_error")
+    assert http.post(url(path), content=body + b" " * (LIMIT - len(body))).status_code != 413
+
+
+def test_of_a_body_without_a_length_no_more_than_the_limit_is_read(http: httpx.Client) -> None:
+    reply = http.post("/completion", content=iter([b'{"prompt": "', b"x" * LIMIT, b'"}']))
+    assert reply.status_code == 413
+    assert f"at most {LIMIT} are read" in message(reply)
+
+
+def test_a_terabyte_is_refused_before_it_is_sent(http: httpx.Client) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**12)
+        assert b" 413 " in sock.recv(4096).split(b"\r\n")[0]
+
+
+LONG = "the " * (N_CTX * 12 // 4)
+"""No token has more than 12 bytes: at least N_CTX tokens, which is one too many."""
+TOO_LONG: dict[str, Any] = {
+    "/completion": {"prompt": LONG},
+    "/v1/completions": {"prompt": ["short", LONG]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"input": LONG},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1},
+    "/api/chat": {"messages": [{"role": "user", "content": LONG}]},
+    "/api/generate": {"prompt": LONG, "raw": True},
+    "/cache/warm": {"messages": [{"role": "user", "content": LONG}]},
+    "/cache/pin": {"prompt": [LONG, 3]},
+}
+
+
+@pytest.mark.parametrize("path", TOO_LONG)
+def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
+    http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize(self: SimTokenizer, text: str, **how: bool) -> list[int]:
+        assert len(text) < len(LONG), "a text that cannot fit is tokenized"
+        return [0] * len(text)
+
+    monkeypatch.setattr(SimTokenizer, "tokenize", tokenize)
+    reply = http.post(path, json=TOO_LONG[path])
+    assert reply.status_code == 400, reply.text
+    assert "at least" in message(reply) and f"{N_CTX}" in message(reply)
+    error = reply.json()["error"]
+    if not path.startswith("/api/"):
+        assert error["type"] == ("invalid_request_error" if path == "/v1/messages" else "exceed_context_size_error")
+        assert error["n_prompt_tokens"] >= error["n_ctx"] == N_CTX
+
+
+def test_the_length_of_what_was_tokenized_is_exact(http: httpx.Client) -> None:
+    reply = http.post("/completion", json={"prompt": "x" * N_CTX})
+    assert message(reply).startswith(f"request ({N_CTX + 1} tokens) exceeds")
+    reply = http.post("/completion", json={"prompt": [97] * (N_CTX + 40)})
+    assert message(reply).startswith(f"request ({N_CTX + 40} tokens) exceeds")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens"])
+def test_what_only_counts_has_no_limit_but_the_body(http: httpx.Client, path: str) -> None:
+    body = {"content": LONG} if path == "/tokenize" else {"messages": [{"role": "user", "content": LONG}]}
+    reply = http.post(path, json=body).json()
+    assert len(reply.get("tokens", ())) or reply["input_tokens"] > len(LONG) // 4
+
+
+PARTS = {
+    "arrays": "[" + ",".join(["[]"] * 130_000) + "]",
+    "objects": "[" + ",".join(["{}"] * 130_000) + "]",
+    "members": "{" + ",".join(f'"{i}":1' for i in range(130_000)) + "}",
+}
+
+
+@pytest.mark.parametrize("value", PARTS.values(), ids=PARTS)
+def test_bodies_of_many_parts_are_refused_before_they_are_parsed(value: str, http: httpx.Client) -> None:
+    with simulated(n_slots=1, n_ctx=N_CTX) as runtime, client(runtime, SERVER) as http:
+        few = http.post("/completion", content=f'{{"prompt": "x", "n_predict": 1, "unknown": {value}}}')
+        assert few.status_code == 200
+        many = http.post("/completion", content=f'{{"prompt": "x", "n_predict": 1, "unknown": [{value}, {value}]}}')
+        assert (many.status_code, "at most 250000 are read" in message(many)) == (400, True)
+        # Text is not counted.
+        text = http.post("/tokenize", json={"content": '{"a":["' * 100_000})
+        assert text.status_code == 200
+
+
+def test_the_limit_grows_with_the_context() -> None:
+    runtime = canned_runtime(CannedEngine(says("x")))
+    service = Service.of(runtime, SERVER, Defaults())
+    assert service.max_body_bytes == 8 * MIB
+    assert replace(service, runtime=replace(runtime, n_ctx_slot=10**6)).max_body_bytes == 16 * 10**6
+    assert replace(service, server=replace(SERVER, max_body_bytes=5)).max_body_bytes == 5
+
+
+def test_while_a_long_body_is_read_others_are_served_and_who_left_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, seen = threading.Event(), threading.Event(), []
+
+    def tokenize(self: SimTokenizer, text: str, **how: bool) -> list[int]:
+        seen.append(text)
+        if text == "first":
+            begun.set()
+            assert go_on.wait(20)
+        return [97]
+
+    monkeypatch.setattr(SimTokenizer, "tokenize", tokenize)
+    with simulated(n_slots=1, n_ctx=N_CTX) as runtime, client(runtime, SERVER) as http:
+        blank = "x" * LONG_BYTES
+        first = send_raw(http, {"content": "first", "unknown": blank}, "/tokenize")
+        assert begun.wait(10)
+        for gone in [send_raw(http, {"content": "gone", "unknown": blank}, "/tokenize") for _ in range(3)]:
+            gone.close()
+        last = send_raw(http, {"content": "last", "unknown": blank}, "/tokenize")
+        assert http.get("/health").status_code == 200
+        assert http.post("/tokenize", json={"content": "short", "unknown": "x" * 5000}).status_code == 200
+        assert seen == ["first", "short"]
+        go_on.set()
+        for sock in (first, last):
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+            sock.close()
+        assert seen == ["first", "short", "last"]
+
+
+def test_every_route_with_a_body_is_limited() -> None:
+    assert set(TAKE_BODIES) == set(POSTS) - {"/props"}
