@@ -134,6 +134,8 @@ def test_a_signal_lets_running_requests_finish() -> None:
             next(events)
             server.process.send_signal(signal.SIGTERM)
             server.line("stopping: SIGTERM; running requests get up to 30 s")
+            health = httpx.get(f"{url}/health", timeout=WAIT_S)
+            assert (health.status_code, health.json()["error"]["type"]) == (503, "unavailable_error")
             last = json.loads(list(events)[-1].removeprefix("data: "))
         assert last["stop"]
         assert last["tokens_predicted"] == 48

@@ -51,11 +51,11 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def open_stream(server: Server):  # type: ignore[no-untyped-def]
+async def open_stream(server: Server, prefix: str = ""):  # type: ignore[no-untyped-def]
     await asyncio.wait_for(server.listening.wait(), 10)
     async with (
         httpx.AsyncClient(base_url=server.addresses[0], timeout=10) as http,
-        http.stream("POST", "/completion", json={"prompt": "x", "stream": True}) as response,
+        http.stream("POST", f"{prefix}/completion", json={"prompt": "x", "stream": True}) as response,
     ):
         assert response.status_code == 200
         yield response
@@ -66,11 +66,62 @@ def test_stopping_lets_open_requests_end() -> None:
         server = Server(ServerConfig(port=0))
         async with open_stream(server) as response:
             server.stop.set()
-            await asyncio.wait_for(_refuses(server.addresses[0]), 10)
-            assert not server.task.done()
             server.finish()
             text = "".join([part async for part in response.aiter_text()])
             assert '"stop":true' in text
+        await asyncio.wait_for(server.task, 10)
+        await asyncio.wait_for(_refuses(server.addresses[0]), 10)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("prefix", ["", "/p"])
+def test_while_it_stops_it_says_so_and_takes_no_new_work(prefix: str) -> None:
+    """A balancer sees a 503 with a reason, not a connection that is refused, as long as requests still run."""
+
+    async def main() -> None:
+        server = Server(ServerConfig(port=0, api_prefix=prefix))
+        async with open_stream(server, prefix) as response:
+            server.stop.set()
+            async with httpx.AsyncClient(base_url=server.addresses[0] + prefix, timeout=10) as http:
+                for method, path in (("GET", "/health"), ("GET", "/v1/health"), ("POST", "/completion")):
+                    refused = await http.request(method, path)
+                    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), path
+                    error = refused.json()["error"]
+                    assert (error["type"], "stopping" in error["message"]) == ("unavailable_error", True)
+                anthropic = await http.post("/v1/messages", json={})
+                assert anthropic.json()["error"]["type"] == "overloaded_error"
+                assert (await http.get("/v1/models")).status_code == 200
+                assert (await http.options("/completion")).status_code == 200
+            assert not server.task.done()
+            server.finish()
+            assert '"stop":true' in "".join([part async for part in response.aiter_text()])
+        await asyncio.wait_for(server.task, 10)
+
+    asyncio.run(main())
+
+
+def test_requests_that_came_late_do_not_keep_it_from_stopping() -> None:
+    async def main() -> None:
+        server = Server(ServerConfig(port=0))
+        async with open_stream(server) as response:
+            server.stop.set()
+            async with httpx.AsyncClient(base_url=server.addresses[0], timeout=10) as polling:
+                await polling.get("/health")
+                server.finish()
+                await response.aread()
+                await asyncio.wait_for(server.task, 10)
+
+    asyncio.run(main())
+
+
+def test_with_nothing_to_wait_for_it_stops_at_once() -> None:
+    async def main() -> None:
+        server = Server(ServerConfig(port=0))
+        async with open_stream(server) as response:
+            server.finish()
+            await response.aread()
+        server.stop.set()
         await asyncio.wait_for(server.task, 10)
 
     asyncio.run(main())

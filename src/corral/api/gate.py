@@ -1,4 +1,4 @@
-"""What every request passes before its route: CORS headers, preflight, readiness, API key. In that order."""
+"""What every request passes before its route: CORS, preflight, stopping, readiness, API key. In that order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from corral.ids import TenantId
 
 Header = tuple[bytes, bytes]
 
-_PUBLIC = ("/health", "/v1/health", "/", "/index.html")
+STOPPING = "corral.stopping"
+"""Where the ASGI scope says whether the server was told to stop."""
+RETRY_S = 5
+
+_HEALTH = ("/health", "/v1/health")
+_PUBLIC = (*_HEALTH, "/", "/index.html")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -55,8 +60,12 @@ class Gate:
             return
         service = self._service()
         shape = scope[ERROR_SHAPE] = shape_for(scope["path"].removeprefix(self._prefix))
+        if self._is_refused(scope):
+            told = "the server is stopping: it ends what it has begun and takes nothing new"
+            await error_response(Unavailable(told, RETRY_S), shape)(scope, receive, send)
+            return
         if service is None:
-            await error_response(Unavailable("Loading model", retry_after_s=5), shape)(scope, receive, send)
+            await error_response(Unavailable("Loading model", RETRY_S), shape)(scope, receive, send)
             return
         tenant = self._tenant(headers)
         if self._keys and tenant is None and scope["path"] not in self._public:
@@ -65,6 +74,11 @@ class Gate:
         scope[SERVICE] = service
         scope[TENANT] = tenant or NO_TENANT
         await self._inner(scope, receive, send)
+
+    def _is_refused(self, scope: Scope) -> bool:
+        """While it stops: new work, and whether it is well. Who looks at what still runs is answered."""
+        is_health = scope["path"].removeprefix(self._prefix) in _HEALTH
+        return bool(scope.get(STOPPING)) and (scope["method"] == "POST" or is_health)
 
     def _tenant(self, headers: dict[bytes, bytes]) -> Tenant | None:
         """Whose key the request carries, if it is one of ours."""

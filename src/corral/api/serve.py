@@ -10,12 +10,41 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from corral.api.gate import STOPPING
 from corral.config import ServerConfig
 
 KEEP_ALIVE_S = 60
 """How long an idle connection stays open: longer than the pools of usual clients and proxies keep theirs."""
+
+
+class _Requests:
+    """ASGI around the application: tells it in the scope that the server stops, and knows what was asked before."""
+
+    def __init__(self, inner: ASGIApp, stop: asyncio.Event) -> None:
+        self._inner = inner
+        self._stop = stop
+        self._n_open = 0
+        self._one_ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[STOPPING] = is_late = self._stop.is_set()
+        if is_late:
+            await self._inner(scope, receive, send)
+            return
+        self._n_open += 1
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            self._n_open -= 1
+            self._one_ended.set()
+
+    async def ended(self) -> None:
+        """Wait for those that came before the server was told to stop."""
+        while self._n_open:
+            self._one_ended.clear()
+            await self._one_ended.wait()
 
 
 class _Server(uvicorn.Server):
@@ -31,12 +60,14 @@ async def serve(
     stop: asyncio.Event,
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
-    """Serve until ``stop`` is set: then accept nothing more, let open requests end, and return.
+    """Serve until ``stop`` is set: then take no new work, let open requests end, and return.
 
-    Cancelling drops open requests at once. ``on_listening`` gets the addresses, with the port that was picked for 0.
-    Raises OSError if an address cannot be bound.
+    Until these have ended it goes on listening, so that whoever asks is told. Cancelling drops open requests at once.
+    ``on_listening`` gets the addresses, with the port that was picked for 0. Raises OSError if an address cannot be
+    bound.
     """
-    uvicorn_server = _Server(_config(app, server))
+    requests = _Requests(app, stop)
+    uvicorn_server = _Server(_config(requests, server))
     sockets = bind(server)
     if on_listening is not None:
         on_listening([_address(sock, server) for sock in sockets])
@@ -44,6 +75,8 @@ async def serve(
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await requests.ended()
         uvicorn_server.should_exit = True
         await asyncio.shield(running)
     except asyncio.CancelledError:

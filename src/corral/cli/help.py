@@ -94,8 +94,8 @@ An unknown flag, a bad value or a flag of llama-server that corral does not have
 one line that says which. A file or folder that cannot be used, or a port in use, ends it with exit code 1 before the
 model is loaded; so does a model that cannot be loaded.
 
-`Ctrl-C` or SIGTERM stops accepting requests and lets running ones finish for at most `--drain-s`; a second one stops at
-once.
+`Ctrl-C` or SIGTERM lets running requests finish for at most `--drain-s`; meanwhile new ones and `/health` get a 503. A
+second one stops at once.
 """
 
 _PAGE_TAIL = """\
