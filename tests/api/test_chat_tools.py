@@ -161,12 +161,16 @@ def test_reasoning_formats(
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == streamed
 
 
-def test_a_budget_of_nothing_ends_thoughts_at_once(http: httpx.Client) -> None:
-    body = {"messages": ASK, "reasoning_budget_tokens": 0}
-    prompt = http.post("/apply-template", json=body).json()["prompt"]
+def test_no_effort_is_no_thoughts(http: httpx.Client) -> None:
+    prompt = http.post("/apply-template", json={"messages": ASK, "reasoning_effort": "none"}).json()["prompt"]
     assert prompt.endswith("<|assistant|><think></think>")
-    refused = http.post("/apply-template", json={"messages": ASK, "reasoning_effort": "none"}).json()["prompt"]
-    assert refused.endswith("<|assistant|><think></think>")
+
+
+def test_without_reading_calls_thoughts_are_read(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says(f"<think>Hm.</think>Hello {CALL}")
+    body = {"messages": ASK, "tools": TOOLS, "parse_tool_calls": False}
+    message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": f"Hello {CALL}", "reasoning_content": "Hm."}
 
 
 def test_thoughts_and_text_are_continued(http: httpx.Client, engine: CannedEngine) -> None:

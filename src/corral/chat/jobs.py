@@ -10,7 +10,7 @@ from typing import Literal
 
 from corral.chat.adapt import Message
 from corral.chat.conversation import Conversation
-from corral.chat.formats.base import Expect, Format, Reader
+from corral.chat.formats.base import Expect, Format, Reader, TagFormat
 from corral.chat.formats.detect import detect_format
 from corral.chat.formats.grammar import call_constraint
 from corral.chat.formats.history import adjust_history
@@ -22,7 +22,7 @@ from corral.chat.tools import ToolChoice, Tools
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import ModelInfo, Tokenizer
-from corral.tasks import Constraint
+from corral.tasks import Constraint, ThoughtBudget
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,9 @@ NO_CHOICE = ToolChoice("none")
 class ChatRequest:
     """A chat request, checked. ``kwargs`` are variables for the template.
 
-    ``budget`` 0: no thoughts; ``budget_message`` then stands in their place. Without ``parses`` the whole reply is
-    text. With ``trusts_text`` control tokens in texts of users are control tokens.
+    After ``budget`` tokens (< 0: any number) thoughts are ended, by ``budget_message`` and the format's mark, or when
+    that is asked for if they ``can_end`` so. Without ``parses`` the whole reply is text, without ``reads_calls`` calls
+    are. With ``trusts_text`` control tokens in texts of users are control tokens.
     """
 
     conversation: Conversation
@@ -48,13 +49,18 @@ class ChatRequest:
     reasoning: ReasoningFormat = "auto"
     budget: int = -1
     budget_message: str = ""
+    can_end: bool = False
     parses: bool = True
+    reads_calls: bool = True
     trusts_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's text, which may hold ``guarded.mark``, and how the reply to it is to be read."""
+    """A prompt's text, which may hold ``guarded.mark``, and how the reply to it is to be read.
+
+    ``thoughts``: those at its end that the reply goes on with.
+    """
 
     marked: str
     guarded: Guarded
@@ -62,6 +68,7 @@ class Rendered:
     expect: Expect
     format: Format
     legacy: bool = False
+    thoughts: str = ""
 
     @property
     def text(self) -> str:
@@ -128,15 +135,17 @@ class ChatModel:
             kwargs=request.kwargs,
             tools=guarded.tools if template.caps.supports_tools else None,
         )
-        text, is_thinking = _go_on(text, format, request, last)
+        text, is_thinking = _go_on(text, format, conversation, last)
+        thoughts = str(last.get("reasoning_content", "")) if is_thinking else ""
         expect = Expect(
             request.tools,
-            reads_calls=request.parses and request.choice.mode != "none",
+            reads_calls=request.parses and request.reads_calls and request.choice.mode != "none",
             keeps_thoughts=not request.parses or request.reasoning in ("none", "deepseek-legacy"),
             is_thinking=is_thinking,
             is_text=conversation.continued is not None and not is_thinking,
         )
-        return Rendered(text, guarded, messages, expect, format, request.reasoning == "deepseek-legacy")
+        is_legacy = request.reasoning == "deepseek-legacy"
+        return Rendered(text, guarded, messages, expect, format, is_legacy, guarded.clean(thoughts))
 
     def render_part(self, rendered: Rendered, messages: Sequence[Message], request: ChatRequest) -> str:
         """Fewer messages of the same conversation, rendered alike. Raises InvalidRequest."""
@@ -149,11 +158,29 @@ class ChatModel:
         return self._guard.tokens(rendered.marked, rendered.guarded.mark, self._info, self._tokenizer)
 
     def preserved(self, rendered: Rendered) -> frozenset[Token]:
-        """Control tokens that are marks of the format: the reader must see them."""
-        found = (
-            self._tokenizer.tokenize(mark, add_special=False, parse_special=True) for mark in rendered.format.marks
-        )
+        """Control tokens that are marks of the format: the reader must see them. Without one, those around thoughts."""
+        format, thinking = rendered.format, rendered.format.thinking
+        around = (*thinking.starts, *thinking.ends) if thinking else ()
+        found = map(self._tokens, around if rendered.is_plain else format.marks)
         return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+    def thought_budget(self, rendered: Rendered, request: ChatRequest) -> ThoughtBudget | None:
+        """None where there are no thoughts, or they are as long as they are."""
+        thinking = rendered.format.thinking
+        if thinking is None or (request.budget < 0 and not request.can_end):
+            return None
+        return ThoughtBudget(
+            request.budget,
+            thinking.starts,
+            (*thinking.ends, *_calls_that_end_thoughts(rendered)),
+            (*self._tokens(request.budget_message), *self._tokens(thinking.ends[0])),
+            n_open=len(self._tokens(rendered.thoughts)) if rendered.expect.is_thinking else -1,
+            anywhere=thinking.anywhere,
+            can_end=request.can_end,
+        )
+
+    def _tokens(self, text: str) -> list[Token]:
+        return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
 
     def constraint(self, rendered: Rendered, request: ChatRequest) -> Constraint | None:
         """What the reply is held to by the tools that may or must be called. Raises InvalidRequest.
@@ -244,13 +271,20 @@ def _offered(request: ChatRequest) -> list[Mapping[str, object]]:
     return request.tools.definitions
 
 
+def _calls_that_end_thoughts(rendered: Rendered) -> tuple[str, ...]:
+    format, thinking = rendered.format, rendered.format.thinking
+    if not isinstance(format, TagFormat) or format.calls is None or not rendered.expect.reads_calls:
+        return ()
+    return format.calls.opens if thinking and thinking.ends_at_calls else ()
+
+
 def _continued(conversation: Conversation) -> tuple[Message, ...]:
     return (conversation.continued,) if conversation.continued is not None else ()
 
 
-def _go_on(text: str, format: Format, request: ChatRequest, last: Message) -> tuple[str, bool]:
+def _go_on(text: str, format: Format, conversation: Conversation, last: Message) -> tuple[str, bool]:
     """The prompt with what of the reply is there already, and whether it ends within thoughts."""
-    thinking, conversation = format.thinking, request.conversation
+    thinking = format.thinking
     is_open = thinking is not None and text.rstrip().endswith(thinking.starts)
     start, end = _think_marks(text, format) if thinking else ("", "")
     thoughts = str(last.get("reasoning_content", "")) if thinking else ""
@@ -262,9 +296,6 @@ def _go_on(text: str, format: Format, request: ChatRequest, last: Message) -> tu
         text, is_open = text + ("" if is_open else start) + thoughts + end, False
     elif is_open and conversation.continued is not None:
         text, is_open = text + end, False
-    is_new = conversation.continued is None and conversation.add_generation_prompt
-    if thinking is not None and request.budget == 0 and (is_open or is_new):
-        text, is_open = text + ("" if is_open else start) + request.budget_message + end, False
     if conversation.continued is not None and conversation.part == "content":
         text += format.opener + str(last["content"])
     return text, is_open

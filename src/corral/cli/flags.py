@@ -180,8 +180,14 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("-rea --reasoning", k.ON_OFF_AUTO, "auto", "whether models think by default", "REASONING"),
         _flag("--reasoning-format", k.REASONING_FORMAT, "auto", "none: thoughts stay in content", "THINK"),
         _flag("--reasoning-effort", k.TEXT, "default", "effort; none: no thoughts", "REASONING_EFFORT"),
-        _flag("--reasoning-budget", k.integer(-1, 0), -1, "0: no thoughts; -1: no limit", "THINK_BUDGET"),
-        _flag("--reasoning-budget-message", k.TEXT, "", "text in place of thoughts", "THINK_BUDGET_MESSAGE"),
+        _flag(
+            "--reasoning-budget",
+            k.integer(-1),
+            -1,
+            "thoughts are ended after N tokens; 0: at once; -1: never",
+            "THINK_BUDGET",
+        ),
+        _flag("--reasoning-budget-message", k.TEXT, "", "text before the mark that ends them", "THINK_BUDGET_MESSAGE"),
         _flag(
             "--reasoning-preserve !--no-reasoning-preserve",
             k.SWITCH,

@@ -13,6 +13,7 @@ from corral.chat.jobs import ChatModel, ChatRequest
 from corral.chat.template import ChatTemplate
 from corral.chat.tools import ToolChoice, read_tools
 from corral.errors import InvalidRequest
+from corral.tasks import ThoughtBudget
 
 TOOLS = read_tools([{"type": "function", "function": {"name": "add", "description": "Adds"}}])
 ASK: Message = {"role": "user", "content": "1 + 1?"}
@@ -52,8 +53,70 @@ def test_a_plain_chat_needs_no_reader() -> None:
 def test_a_prompt_that_opens_thoughts() -> None:
     rendered = model(OPENS).render(ChatRequest(talk(ASK)))
     assert rendered.expect.is_thinking and rendered.text.endswith("<think>\n")
-    ended = model(OPENS).render(ChatRequest(talk(ASK), budget=0, budget_message="Enough."))
-    assert ended.text.endswith("<think>\nEnough.\n</think>\n\n") and not ended.expect.is_thinking
+
+
+def budget(source: str, **fields: Any) -> ThoughtBudget | None:
+    chat = model(source)
+    request = ChatRequest(**{"conversation": talk(ASK), "budget": 7, **fields})
+    return chat.thought_budget(chat.render(request), request)
+
+
+def test_what_ends_thoughts() -> None:
+    assert budget(OPENS, budget_message="Enough.") == ThoughtBudget(
+        7, ("<think>",), ("</think>",), tuple(b"Enough.</think>"), n_open=0
+    )
+    said: Message = {"role": "assistant", "content": "", "reasoning_content": "Hm <|x|>"}
+    begun = budget(OPENS, conversation=talk(ASK, continued=said, part="reasoning_content"))
+    assert begun is not None and begun.n_open == len("Hm <|x|>")
+    closed = budget(OPENS + "{% if add_generation_prompt %}</think>{% endif %}")
+    assert closed is not None and closed.n_open == -1
+    assert budget("chatml") is None
+    assert budget(OPENS, budget=-1) is None
+    armed = budget(OPENS, budget=-1, can_end=True)
+    assert armed is not None and armed.can_end and armed.n_tokens == -1
+
+
+def test_a_call_may_end_thoughts() -> None:
+    glm = OPENS + "{# <role>ASSISTANT</role> <arg_key> #}"
+    asks: dict[str, Any] = {"tools": TOOLS, "choice": ToolChoice("auto")}
+    found = budget(glm, **asks)
+    assert found is not None and found.ends == ("</think>", "<tool_call>") and found.forced == tuple(b"</think>")
+    for fields in ({}, {**asks, "reads_calls": False}, {**asks, "parses": False}):
+        found = budget(glm, **fields)
+        assert found is not None and found.ends == ("</think>",)
+
+
+def test_thoughts_of_channels_come_again() -> None:
+    found = budget("{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant{# <|channel|> #}")
+    assert found == ThoughtBudget(
+        7, ("<|channel|>analysis<|message|>",), ("<|end|>",), tuple(b"<|end|>"), anywhere=True
+    )
+
+
+class Marked(ByteTokenizer):
+    """The marks around thoughts are control tokens, as Mistral's are."""
+
+    n_vocab = ByteTokenizer.n_vocab + 2
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        marks = {"[THINK]": 258, "[/THINK]": 259}
+        if text in marks and parse_special:
+            return [marks[text]]
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        if token > 257:
+            return (b"[THINK]" if token == 258 else b"[/THINK]") if special else b""
+        return super().piece(token, special=special)
+
+
+def test_marks_of_thoughts_that_stay_in_the_text_are_printed() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{# [THINK] [/THINK] #}"
+    chat = ChatModel(ChatTemplate(source, "", ""), INFO, Marked())
+    for reasoning in ("none", "deepseek"):
+        rendered = chat.render(ChatRequest(talk(ASK), reasoning=reasoning))  # type: ignore[arg-type]
+        assert rendered.is_plain == (reasoning == "none")
+        assert chat.preserved(rendered) >= {258, 259}
 
 
 def test_text_is_continued_behind_the_thoughts() -> None:

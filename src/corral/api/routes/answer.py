@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from corral.api.schemas.echo import read_echo
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
+from corral.api.schemas.thoughts import read_tagged_budget
 from corral.api.service import Service, cache_key, tenant_of
 from corral.api.sessions import SessionKey
 from corral.tasks import Sampling
@@ -45,7 +47,8 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     prompts = read_prompts(fields, tokenizer, service.runtime.n_ctx_slot)
     params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
     check_held(params.sampling, service)
-    return prompts, params
+    thoughts = read_tagged_budget(fields, service.server, tokenizer)
+    return prompts, replace(params, sampling=replace(params.sampling, thoughts=thoughts))
 
 
 def read_echoing_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:

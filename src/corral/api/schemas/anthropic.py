@@ -11,6 +11,8 @@ from corral.api.schemas.fields import Fields, Json, member_object, wrong_type
 from corral.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 4096
+DEFAULT_BUDGET = 10000
+"""Tokens of thoughts that are switched on without a number."""
 
 _CHANGING = re.compile(r"\bcch=[^;\s]*")
 _BILLING = "x-anthropic-billing-header"
@@ -176,7 +178,7 @@ def _set_choice(body: Json, fields: Fields) -> None:
 
 
 def _set_thinking(body: Json, fields: Fields) -> None:
-    """Whether the model thinks. ``budget_tokens`` is a wish that is not kept to."""
+    """Whether the model thinks, and how long."""
     thinking = fields.object("thinking")
     if thinking is None:
         return
@@ -185,6 +187,10 @@ def _set_thinking(body: Json, fields: Fields) -> None:
         raise InvalidRequest("Field 'thinking.type': must be 'enabled', 'disabled' or 'adaptive'")
     kwargs = fields.object("chat_template_kwargs") or {}
     body["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **kwargs}
+    if kind == "enabled":
+        name = "thinking.budget_tokens"
+        given = Fields({name: thinking.get("budget_tokens")})
+        body["thinking_budget_tokens"] = given.integer(name, default=DEFAULT_BUDGET, low=-1)
 
 
 def _set_format(body: Json, fields: Fields) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from corral.api.schemas.absent import refuse_in_chat
 from corral.api.schemas.constraint import behind_thoughts
-from corral.api.schemas.fields import Fields
+from corral.api.schemas.fields import Fields, type_name
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, check_fits
+from corral.api.schemas.thoughts import has_tags, read_budget_message, read_chat_budget, read_tagged_budget
 from corral.api.service import Service
 from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation, Part, read_conversation
@@ -17,7 +18,7 @@ from corral.chat.messages import read_messages
 from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
 from corral.ports import Rollback
-from corral.tasks import Sampling
+from corral.tasks import Sampling, ThoughtBudget
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
@@ -57,9 +58,9 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
     if n_probs is not None:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
-    if not rendered.is_plain:
-        params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
-    params = replace(params, sampling=_held(params.sampling, request, rendered, service))
+    params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
+    thoughts = _thoughts(fields, request, rendered, service)
+    params = replace(params, sampling=replace(_held(params.sampling, request, rendered, service), thoughts=thoughts))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
     prompt = service.chat.tokens(rendered)
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
@@ -74,6 +75,13 @@ def _held(sampling: Sampling, request: ChatRequest, rendered: Rendered, service:
     if own is not None and own != service.defaults.sampling.constraint:
         raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
     return replace(sampling, constraint=for_tools)
+
+
+def _thoughts(fields: Fields, request: ChatRequest, rendered: Rendered, service: Service) -> ThoughtBudget | None:
+    """Between the marks of the model's format, or where it has none between those that the body names."""
+    if rendered.format.thinking is None and has_tags(fields):
+        return read_tagged_budget(fields, service.server, service.runtime.model.tokenizer)
+    return service.chat.thought_budget(rendered, request)
 
 
 def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered]:
@@ -102,9 +110,11 @@ def _read_request(fields: Fields, service: Service) -> ChatRequest:
         parallel=fields.boolean("parallel_tool_calls", service.chat.tool_template.caps.supports_parallel_tool_calls),
         kwargs=_template_kwargs(fields, service),
         reasoning=_reasoning_format(fields, server.reasoning_format),
-        budget=_budget(fields, server.reasoning_budget),
-        budget_message=fields.text("reasoning_budget_message", server.reasoning_budget_message),
-        parses=not server.skip_chat_parsing and fields.boolean("parse_tool_calls", True),
+        budget=read_chat_budget(fields, server),
+        budget_message=read_budget_message(fields, server),
+        can_end=fields.boolean("reasoning_control"),
+        parses=not server.skip_chat_parsing,
+        reads_calls=fields.boolean("parse_tool_calls", True),
         trusts_text=server.parse_special_user_text,
     )
 
@@ -144,34 +154,33 @@ def _reasoning_format(fields: Fields, default: str) -> ReasoningFormat:
     return _FORMATS[name]
 
 
-def _budget(fields: Fields, default: int) -> int:
-    """Tokens for thoughts: 0 for none, -1 for any number. Other numbers are refused."""
-    found = fields.find("reasoning_budget_tokens", "thinking_budget_tokens")
-    budget = -1 if found is None else fields.integer(found[0], default=-1, low=-1)
-    if budget > 0:
-        raise InvalidRequest(f"Field '{found[0] if found else ''}': only 0 (none) and -1 (any number) are supported")
-    return default if budget == -1 else budget
-
-
 def _template_kwargs(fields: Fields, service: Service) -> dict[str, object]:
+    """Variables for the template: the server's, over them the request's, over these its ``reasoning_effort``."""
     server = service.server
-    kwargs: dict[str, object] = {"enable_thinking": server.reasoning != "off", **server.chat_template_kwargs}
-    kwargs.update(fields.object("chat_template_kwargs") or {})
-    effort = fields.text("reasoning_effort", server.reasoning_effort)
-    if effort == "none":
-        kwargs["enable_thinking"] = False
-        kwargs.pop("reasoning_effort", None)
-    elif effort:
-        kwargs.setdefault("reasoning_effort", effort)
+    kwargs: dict[str, object] = {"enable_thinking": server.reasoning != "off"}
+    _set_effort(kwargs, server.reasoning_effort)
+    for given in (server.chat_template_kwargs, fields.object("chat_template_kwargs") or {}):
+        kwargs.update((name, value) for name, value in given.items() if name != "enable_thinking" or value is not None)
+    _set_effort(kwargs, fields.text("reasoning_effort"))
     if isinstance(kwargs.get("reasoning_effort"), str):
         kwargs.setdefault("reasoning_strength", kwargs["reasoning_effort"])
     if not isinstance(kwargs["enable_thinking"], bool):
-        raise InvalidRequest('invalid type for "enable_thinking" (expected boolean, got string)')
+        kind = type_name(kwargs["enable_thinking"])
+        raise InvalidRequest(f'invalid type for "enable_thinking" (expected boolean, got {kind})')
     keeps = kwargs.setdefault("preserve_reasoning", server.reasoning_preserve)
     if isinstance(keeps, bool):
         for name, value in (("preserve_thinking", keeps), *((name, not keeps) for name in _DROPS)):
             kwargs.setdefault(name, value)
     return kwargs
+
+
+def _set_effort(kwargs: dict[str, object], effort: str) -> None:
+    """The effort ``none`` switches thinking off, an empty one changes nothing."""
+    if effort == "none":
+        kwargs["enable_thinking"] = False
+        kwargs.pop("reasoning_effort", None)
+    elif effort:
+        kwargs["reasoning_effort"] = effort
 
 
 _DROPS = ("clear_thinking", "truncate_history_thinking", "drop_thinking")

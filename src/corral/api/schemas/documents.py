@@ -67,6 +67,17 @@ class CompletionFields(BaseModel):
     response_format: dict[str, Any] | None = Field(None, description="As OpenAI's: text, json_object, json_schema.")
     regex: str = Field("", description="What the whole text must match.")
     lark: str = Field("", description="A lark grammar, as llguidance reads it, that the text must match.")
+    reasoning_budget_tokens: int = Field(
+        -1,
+        ge=-1,
+        description="After so many tokens thoughts are ended; 0: at once, -1: as --reasoning-budget says. "
+        "For a prompt the two fields below say what thoughts are.",
+    )
+    reasoning_budget_start_tag: str = Field("", description="What begins thoughts; in chat the model's template says.")
+    reasoning_budget_end_tags: list[str] = Field([], description="What ends them; the first is what they are ended by.")
+    reasoning_budget_message: str = Field("", description="Text that comes before it.")
+    reasoning_control: bool = Field(False, description="POST /v1/chat/completions/control may end thoughts.")
+    generation_prompt: str = Field("", description="The end of the prompt, if thoughts are open there.")
     n_probs: int = Field(0, ge=0, description="Show the probabilities of that many likeliest tokens.")
     post_sampling_probs: bool = False
     min_keep: int = Field(0, ge=0)
@@ -136,7 +147,6 @@ class ChatFields(BaseModel):
     parallel_tool_calls: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     reasoning_effort: str | None = Field(None, description="For the template; none: no thoughts.")
-    reasoning_budget_tokens: int | None = Field(None, description="0: no thoughts; -1: no limit.", ge=-1, le=0)
 
 
 class ChatRequest(CompletionFields, ChatFields):
@@ -148,6 +158,7 @@ class ChatRequest(CompletionFields, ChatFields):
     model: str = Field("", description="Not used: there is one model.")
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0)
+    thinking_budget_tokens: int = Field(-1, ge=-1, description="The same as reasoning_budget_tokens.")
     echo: bool = Field(False, description="Repeat the text of the assistant's last message that is continued.")
 
 
@@ -174,7 +185,7 @@ class MessagesRequest(BaseModel):
     top_p: float = 0.95
     tools: list[dict[str, Any]] = Field([], description="Objects with name, description and input_schema.")
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = Field(None, description="type: enabled, adaptive or disabled.")
+    thinking: dict[str, Any] | None = Field(None, description="type: enabled, adaptive or disabled; budget_tokens.")
 
 
 class ResponsesRequest(BaseModel):

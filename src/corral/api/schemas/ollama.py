@@ -25,7 +25,19 @@ _OPTIONS = {"num_keep": "n_keep"} | {
         "stop",
     )
 }
-_OWN = ("cache_prompt", "cache_salt", "chat_template_kwargs", "grammar", "id_slot", "lora", "priority")
+_OWN = (
+    "cache_prompt",
+    "cache_salt",
+    "chat_template_kwargs",
+    "grammar",
+    "id_slot",
+    "lora",
+    "priority",
+    "reasoning_budget_end_tags",
+    "reasoning_budget_message",
+    "reasoning_budget_start_tag",
+    "reasoning_budget_tokens",
+)
 _ABSENT = ("suffix", "template", "context")
 _EFFORTS = ("low", "medium", "high", "max")
 

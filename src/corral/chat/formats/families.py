@@ -62,7 +62,7 @@ FUNCTIONARY_CALLS = TagJson(">>>", ("\n",), only_known=True)
 
 GPT_OSS = ChannelFormat(
     "gpt-oss",
-    Thinking(("<|channel|>analysis<|message|>",), ("<|end|>",)),
+    Thinking(("<|channel|>analysis<|message|>",), ("<|end|>",), anywhere=True),
     begins=("<|start|>", "<|channel|>", " to="),
     ends=("<|end|>", "<|return|>", "<|call|>"),
     read_head=harmony_head,
@@ -71,7 +71,7 @@ GPT_OSS = ChannelFormat(
 
 MUSE = ChannelFormat(
     "muse-glimmer",
-    Thinking((" to=self<|message|>",), ("<|eom|>",)),
+    Thinking((" to=self<|message|>",), ("<|eom|>",), anywhere=True),
     begins=("<|start|>", " to=", "<|message|>"),
     ends=("<|eom|>", "<|eot|>"),
     read_head=muse_head,
