@@ -1,4 +1,4 @@
-"""What the engine says about a task. A stream: at most one Started, any Progress and Chunk, one Finished or Failed."""
+"""What the engine says about a task: a Started at most, any Progress, a PromptProbs at most, any Chunk, and one end."""
 
 from __future__ import annotations
 
@@ -65,6 +65,14 @@ class Progress:
     n_cached: int
     n_processed: int
     time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProbs:
+    """The prompt of a streamed task that asks for its log-probabilities is done: those from its second token on."""
+
+    task_id: TaskId
+    probs: tuple[TokenProbs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,6 @@ class CacheDone:
     prefixes: tuple[Kept, ...] = ()
 
 
-Event = Started | Progress | Chunk | Finished | Failed | SlotDone | CacheDone
+Event = Started | Progress | PromptProbs | Chunk | Finished | Failed | SlotDone | CacheDone
 End = Finished | Failed | SlotDone | CacheDone
 """The last that is heard of a task or an action."""

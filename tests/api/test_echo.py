@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +11,7 @@ import httpx
 import openai
 import pytest
 from tests.api.conftest import SimServer
-from tests.api.live import events, is_idle
+from tests.api.live import events, is_idle, until
 
 from corral.config import ServerConfig
 
@@ -66,11 +68,19 @@ def test_each_token_of_the_prompt_has_its_logprob(http: httpx.Client) -> None:
         assert max(told["top_logprobs"][i].values()) >= told["token_logprobs"][i]
 
 
-def test_offsets_lead_into_the_text(http: httpx.Client) -> None:
-    choice = echoed(http, list(b"Once upon a time"))["choices"][0]
-    told = choice["logprobs"]
-    for token, at in zip(told["tokens"][:16], told["text_offset"], strict=False):
-        assert choice["text"][at : at + len(token)] == token
+@pytest.mark.parametrize("prompt", ["Once upon a time", list(b"Once upon a time"), "é日 \U0001f600!", ""])
+@pytest.mark.parametrize("echo", [True, False])
+def test_offsets_lead_into_the_text(http: httpx.Client, prompt: str | list[int], echo: bool) -> None:
+    """Also behind a token that begins the text and is not in it; parts of a character are where the character is."""
+    grammar = 'root ::= " ab日c"'
+    choice = echoed(http, prompt, echo=echo, max_tokens=20, grammar=grammar)["choices"][0]
+    told, text = choice["logprobs"], choice["text"]
+    assert text.endswith(" ab日c") and told["text_offset"] == sorted(told["text_offset"])
+    for token, at in zip(told["tokens"], told["text_offset"], strict=True):
+        if token.startswith("bytes:"):
+            assert bytes.fromhex(token.removeprefix("bytes:").replace("\\x", "")) in text[at].encode()
+        elif not token.startswith("<"):
+            assert text[at : at + len(token)] == token
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
@@ -116,9 +126,74 @@ def test_many_at_once_and_streams_beside_them(serve_sim: SimServer, unified: boo
             pool.submit(http.post, "/completion", json={"prompt": [k], "n_predict": 60, "stream": True}) for k in (1, 2)
         ]
         together = list(pool.map(lambda prompt: logprobs(http, prompt), prompts))
+        as_streams = list(pool.map(lambda prompt: streamed(http, prompt)[0], prompts))
         assert all(stream.result().status_code == 200 for stream in streams)
     assert together == alone
+    assert [joined([piece["logprobs"] for piece in told if piece["logprobs"]]) for told in as_streams] == alone
     assert is_idle(http)
+
+
+def joined(told: list[Json]) -> Json:
+    keys = told[0].keys()
+    return {key: [item for one in told for item in one[key]] for key in keys}
+
+
+def streamed(http: httpx.Client, prompt: object, **fields: Any) -> list[list[Json]]:
+    """The choices of each index as they came."""
+    body = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 1, "temperature": 0, **fields}
+    reply = http.post("/v1/completions", json={**body, "stream": True})
+    assert reply.status_code == 200, reply.text
+    choices = [choice for chunk in events(reply)[:-1] for choice in chunk["choices"]]
+    n = 1 + max(choice["index"] for choice in choices)
+    return [[choice for choice in choices if choice["index"] == i] for i in range(n)]
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}, {"logprobs": 0}, {"n": 3, "max_tokens": 5}, {"echo": False}])
+@pytest.mark.parametrize("prompt", ["Once upon a time", LONG, [LONG[:40], LONG[:7]], ["é日", "x"]])
+def test_a_stream_says_what_the_whole_reply_says(http: httpx.Client, prompt: object, fields: Json) -> None:
+    """The first chunk of each choice has the prompt and its log-probabilities, each further one those of its text."""
+    fields = {"regex": "日b[a-z]", "max_tokens": 20, "seed": 4, **fields}
+    for choice, told in zip(echoed(http, prompt, **fields)["choices"], streamed(http, prompt, **fields), strict=True):
+        assert "".join(piece["text"] for piece in told) == choice["text"]
+        assert joined([piece["logprobs"] for piece in told if piece["logprobs"]]) == choice["logprobs"]
+        assert [piece["finish_reason"] for piece in told if piece["finish_reason"]] == [choice["finish_reason"]]
+        if fields.get("echo", True):
+            assert told[0]["text"] and told[0]["logprobs"]["token_logprobs"][0] is None
+        for piece in told:
+            n_text = sum(len(bytes(entry["bytes"])) for entry in (piece["logprobs"] or {"content": []})["content"])
+            assert n_text >= len(piece["text"].encode()) or piece is told[0]
+
+
+def test_the_prompt_is_there_before_the_reply(serve_sim: SimServer) -> None:
+    """A long reply does not hold it back."""
+    http = serve_sim(n_ctx=100_000)
+    body = {"prompt": LONG, "echo": True, "logprobs": 1, "max_tokens": 50_000, "logit_bias": {"q": 1e6}}
+    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+        lines = reply.iter_lines()
+        (choice,) = json.loads(next(lines).removeprefix("data: "))["choices"]
+        assert len(choice["logprobs"]["tokens"]) == len(LONG)
+    until(lambda: is_idle(http), "the client left")
+
+
+def test_log_probabilities_without_echo(http: httpx.Client) -> None:
+    """OpenAI's lists are there beside llama-server's, also for 0: those of the tokens themselves."""
+    body: Json = {"prompt": "x", "max_tokens": 9, "grammar": 'root ::= "abc"'}
+    for asked, n_top in ((2, 2), (0, 0), (True, 1)):
+        choice = http.post("/v1/completions", json={**body, "logprobs": asked}).json()["choices"][0]
+        told = choice["logprobs"]
+        assert told["tokens"][:3] == ["a", "b", "c"] and told["text_offset"][:3] == [0, 1, 2]
+        assert told["token_logprobs"] == [entry["logprob"] for entry in told["content"]]
+        assert [len(entry["top_logprobs"]) for entry in told["content"]] == [n_top] * len(told["tokens"])
+    for asked in (None, False):
+        assert http.post("/v1/completions", json={**body, "logprobs": asked}).json()["choices"][0]["logprobs"] is None
+    assert http.post("/v1/completions", json={**body, "n_probs": 0}).json()["choices"][0]["logprobs"] is None
+
+
+def test_probabilities_after_sampling_have_logarithms(http: httpx.Client) -> None:
+    body: Json = {"prompt": "x", "max_tokens": 2, "n_probs": 3, "post_sampling_probs": True, "seed": 1}
+    told = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    for p, entry in zip(told["token_logprobs"], told["content"], strict=True):
+        assert p == pytest.approx(math.log(entry["prob"]))
 
 
 def test_short_prompts(http: httpx.Client) -> None:
@@ -135,7 +210,6 @@ def test_no_alternatives(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stream": True}, "Field 'stream': log-probabilities of the prompt"),
         ({"logprobs": 101}, "Field 'logprobs': Value must be between 0 <="),
         ({"echo": "yes"}, "Field 'echo': type must be boolean"),
     ],

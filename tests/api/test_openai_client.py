@@ -138,6 +138,6 @@ def test_a_forced_call_streamed(client: openai.OpenAI) -> None:
 
 def test_a_schema_that_nothing_can_satisfy_is_a_400(client: openai.OpenAI) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}, "required": ["a"]}
-    bad: Any = {"type": "function", "function": {"name": "bad", "parameters": parameters}}
+    bad: Any = {"type": "function", "function": {"name": "bad", "parameters": parameters, "strict": True}}
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="sim", messages=MESSAGES, tools=[bad], tool_choice="required")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from corral.engine.slot import PRIVATE, Generation, Memory, Slot, inherited_key
 from corral.engine.state import SlotState
 from corral.engine.text import Piece, TextStream
 from corral.errors import CorralError
-from corral.events import Chunk, Event, Failed, Finished, Progress, Started, StopReason, TokenProbs
+from corral.events import Chunk, Event, Failed, Finished, Progress, PromptProbs, Started, StopReason, TokenProbs
 from corral.ids import CacheKey, Token
 from corral.ports import ModelInfo, Picked, Tokenizer
 
@@ -169,6 +169,8 @@ class Life:
         work = slot.work
         slot.move(SlotState.DONE_PROMPT)
         self._books.metrics.raise_to("n_tokens_max", len(work.tokens))
+        if work.n_decoded == 0 and work.task.n_prompt_probs >= 0 and work.task.stream:
+            self.events.append(PromptProbs(work.task.id, _in_order(work.prompt_probs)))
         if work.n_decoded == 0 and work.task.limits.n_predict == 0:
             work.prompt_done_ms = now_ms
             self._finish(slot, StopReason.LIMIT, now_ms)
@@ -281,7 +283,7 @@ class Life:
             n_shifts=work.n_shifts,
             has_new_line=work.text.has_new_line,
             seed=work.seed,
-            prompt_probs=tuple(probs for _, probs in sorted(work.prompt_probs.items())),
+            prompt_probs=_in_order(work.prompt_probs),
         )
 
     def fail(self, slot: Slot, error: CorralError) -> None:
@@ -339,3 +341,7 @@ class Life:
         assert slot.lease is not None
         self._books.ledger.release(slot.lease)
         slot.lease = None
+
+
+def _in_order(probs: dict[int, TokenProbs]) -> tuple[TokenProbs, ...]:
+    return tuple(entry for _, entry in sorted(probs.items()))

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from corral.api.dialects.native import NativeDialect
 from corral.api.dialects.parts import (
     FINISH_REASONS,
     Json,
-    echoed_logprobs,
-    probs_json,
     progress_json,
     shown_probs,
     timings_json,
     usage_json,
 )
 from corral.api.dialects.sse import ServerSentEvents
+from corral.api.dialects.text_logprobs import TextLogprobs
 from corral.api.job import Job
 from corral.api.service import BUILD
 from corral.errors import ServerError
-from corral.events import Chunk, Event, Finished, Progress, Started
+from corral.events import Chunk, Event, Finished, Progress, PromptProbs, Started, TokenProbs
+from corral.ids import TaskId
+from corral.tasks import Task
 
 DONE = b"data: [DONE]\n\n"
 
 
 class CompletionsDialect(ServerSentEvents):
-    """``text_completion`` objects; a stream's last chunk is the whole final object without its text."""
+    """``text_completion`` objects; a stream's last chunk is the whole final object without its text.
+
+    Where the prompt is repeated a stream begins with it, once its log-probabilities are there if they are asked for.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -42,9 +48,21 @@ class CompletionsDialect(ServerSentEvents):
         self._after = {
             i: b',"index":%d,"logprobs":null,"finish_reason":null}],%b}\n\n' % (i, tail) for i in self._indices.values()
         }
-        self._is_plain = not job.params.sampling.n_probs
-        echoes = job.params.echoes
-        self._echoes = {task.id: echoes[task.index // job.params.n] for task in job.tasks} if echoes else {}
+        params = job.params
+        self._echoes = {task.id: params.echoes[task.index // params.n] for task in job.tasks} if params.echoes else {}
+        self._shows_prompt = params.n_prompt_probs >= 0
+        self._logprobs: dict[TaskId, TextLogprobs] = {}
+        self._n_told: dict[TaskId, int] = {}
+        if params.sampling.n_probs:
+            self._logprobs = {task.id: self._new_logprobs(task) for task in job.tasks}
+            self._n_told = dict.fromkeys(self._indices, 0)
+
+    def _new_logprobs(self, task: Task) -> TextLogprobs:
+        params, tokenizer = self._job.params, self._job.tokenizer
+        n_top = params.sampling.n_probs if params.n_top is None else params.n_top
+        if not self._shows_prompt:
+            return TextLogprobs(tokenizer, n_top, echo=self._echoes.get(task.id, ""))
+        return TextLogprobs(tokenizer, n_top, task.prompt, self._echoes[task.id])
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -68,8 +86,10 @@ class CompletionsDialect(ServerSentEvents):
             return self._chunk(event)
         if type(event) is Finished:
             return self._finish(event)
-        if type(event) is Started and self._echoes:
+        if type(event) is Started and self._echoes and not self._shows_prompt:
             return self._text(self._indices[event.task_id], self._echoes[event.task_id])
+        if type(event) is PromptProbs:
+            return b"".join([self._echo(task, event) for task in self._siblings(event.task_id)])
         if type(event) is Progress:
             choice = self._choice(self._indices[event.task_id], "", None, None)
             return _event({"choices": [choice], **self._tail, **self._id, "prompt_progress": progress_json(event)})
@@ -77,9 +97,9 @@ class CompletionsDialect(ServerSentEvents):
 
     def _chunk(self, chunk: Chunk) -> bytes:
         index = self._indices[chunk.task_id]
-        if self._is_plain and chunk.timings is None:
+        if not self._logprobs and chunk.timings is None:
             return self._text(index, chunk.text)
-        logprobs: Json | None = {"content": probs_json(chunk.probs, self._job.tokenizer)} if chunk.probs else None
+        logprobs = self._told(chunk.task_id, chunk.probs)
         body: Json = {"choices": [self._choice(index, chunk.text, logprobs, None)], **self._tail, **self._id}
         if chunk.timings:
             body["timings"] = timings_json(chunk.timings)
@@ -88,9 +108,32 @@ class CompletionsDialect(ServerSentEvents):
     def _text(self, index: int, text: str) -> bytes:
         return b'data: {"choices":[{"text":%b%b' % (orjson.dumps(text), self._after[index])
 
+    def _told(self, task_id: TaskId, probs: Sequence[TokenProbs]) -> Json | None:
+        if not probs:
+            return None
+        self._n_told[task_id] += len(probs)
+        return self._logprobs[task_id].of(probs)
+
+    def _siblings(self, parent: TaskId) -> tuple[Task, ...]:
+        (group,) = [group for group in self._job.groups if group[0].id == parent]
+        return group
+
+    def _echo(self, task: Task, event: PromptProbs) -> bytes:
+        """The chunk with the prompt. Siblings show what their parent computed."""
+        logprobs = self._prompt_logprobs(task, event.probs)
+        choice = self._choice(self._indices[task.id], self._echoes[task.id], logprobs, None)
+        return _event({"choices": [choice], **self._tail, **self._id})
+
+    def _prompt_logprobs(self, task: Task, probs: Sequence[TokenProbs], rest: Sequence[TokenProbs] = ()) -> Json:
+        if len(probs) != max(len(task.prompt) - 1, 0):
+            raise ServerError("the log-probabilities of the prompt are not complete; please ask again")
+        return self._logprobs[task.id].of((*probs, *rest), task.prompt[:1])
+
     def _finish(self, result: Finished) -> bytes:
         self._results.append(result)
-        choice = self._choice(self._indices[result.task_id], "", None, FINISH_REASONS[result.reason])
+        rest = shown_probs(result, self._job.tokenizer)[self._n_told.get(result.task_id, 0) :]
+        logprobs = self._told(result.task_id, rest)
+        choice = self._choice(self._indices[result.task_id], "", logprobs, FINISH_REASONS[result.reason])
         body: Json = {"choices": [choice], **self._tail, **self._id}
         is_last = len(self._results) == len(self._indices)
         if is_last and not self._job.params.include_usage:
@@ -99,25 +142,17 @@ class CompletionsDialect(ServerSentEvents):
         return _event(body)
 
     def _final_choice(self, result: Finished) -> Json:
-        tokenizer = self._job.tokenizer
         text = self._echoes.get(result.task_id, "") + result.text
-        index = self._indices[result.task_id]
-        if self._job.params.n_prompt_probs >= 0:
-            return self._choice(index, text, self._echoed_probs(result), FINISH_REASONS[result.reason])
-        probs: Json | None = (
-            {"content": probs_json(shown_probs(result, tokenizer), tokenizer)} if result.probs else None
-        )
-        return self._choice(index, text, probs, FINISH_REASONS[result.reason])
+        probs = shown_probs(result, self._job.tokenizer)
+        logprobs = self._echoed(result, probs) if self._shows_prompt else self._told(result.task_id, probs)
+        return self._choice(self._indices[result.task_id], text, logprobs, FINISH_REASONS[result.reason])
 
-    def _echoed_probs(self, result: Finished) -> Json:
+    def _echoed(self, result: Finished, probs: Sequence[TokenProbs]) -> Json:
         """Of the prompt, which siblings share, and the reply."""
         n = self._job.params.n
         parent = self._results[self._indices[result.task_id] // n * n]
-        (prompt,) = [task.prompt for task in self._job.tasks if task.id == parent.task_id]
-        if len(parent.prompt_probs) != max(len(prompt) - 1, 0):
-            raise ServerError("the log-probabilities of the prompt are not complete; please ask again")
-        shown = shown_probs(result, self._job.tokenizer)
-        return echoed_logprobs(prompt[:1], (*parent.prompt_probs, *shown), self._job.tokenizer)
+        (task,) = [task for task in self._siblings(parent.task_id) if task.id == result.task_id]
+        return self._prompt_logprobs(task, parent.prompt_probs, probs)
 
     def _choice(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}

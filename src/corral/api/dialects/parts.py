@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 
@@ -85,7 +84,7 @@ def _token(token: Token, p: float, key: str, tokenizer: Tokenizer) -> Json:
     piece = tokenizer.piece(token, special=True)
     # Half a character has no text; its bytes are there.
     text = piece.decode("utf-8", "ignore")
-    return {"id": token, "token": text, "bytes": list(piece), key: _bounded(p)}
+    return {"id": token, "token": text, "bytes": list(piece), key: bounded(p)}
 
 
 def text_logprob(entry: TokenProbs, tokenizer: Tokenizer, n_top: int) -> Json:
@@ -99,34 +98,6 @@ def _text_token(token: Token, p: float, tokenizer: Tokenizer) -> Json:
     return {key: shown[key] for key in ("token", "bytes", "logprob")}
 
 
-def echoed_logprobs(first: Sequence[Token], probs: Sequence[TokenProbs], tokenizer: Tokenizer) -> Json:
-    """``logprobs`` of a choice that repeats its prompt: OpenAI's lists, and llama-server's ``content`` beside them.
-
-    ``first``: the prompt's first token, which nothing comes before, so it has no probability.
-    """
-    texts = [_text(token, tokenizer) for token in first]
-    tokens = [*texts, *(_text(entry.token, tokenizer) for entry in probs)]
-    ends = itertools.accumulate(map(len, tokens))
-    none: list[object] = [None for _ in texts]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [*none, *(_bounded(entry.p) for entry in probs)],
-        "top_logprobs": [*none, *(_top(entry, tokenizer) for entry in probs)],
-        "text_offset": [0, *ends][: len(tokens)],
-        "content": probs_json(probs, tokenizer),
-    }
-
-
-def _top(entry: TokenProbs, tokenizer: Tokenizer) -> Json:
-    """The token itself is always among them."""
-    pairs = ((entry.token, entry.p), *entry.top)
-    return {_text(token, tokenizer): _bounded(p) for token, p in pairs}
-
-
-def _text(token: Token, tokenizer: Tokenizer) -> str:
-    return tokenizer.piece(token, special=True).decode("utf-8", "replace")
-
-
-def _bounded(p: float) -> float:
+def bounded(p: float) -> float:
     """JSON has no infinity."""
     return max(p, -sys.float_info.max)

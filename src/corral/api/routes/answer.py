@@ -14,7 +14,7 @@ from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, Whol
 from corral.api.request_log import REQUEST_ID, LoggedDialect
 from corral.api.schemas.absent import refuse_in_completion
 from corral.api.schemas.chat import Chat, read_chat
-from corral.api.schemas.echo import read_echo
+from corral.api.schemas.echo import read_shown
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, read_prompts
@@ -55,7 +55,7 @@ def read_echoing_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     """The same for prompts that may be repeated in the reply. Raises InvalidRequest."""
     prompts, params = read_checked_prompts(fields, service)
     refuse_in_completion(fields, params.n)
-    return prompts, read_echo(fields, prompts, params, service.runtime.model.tokenizer)
+    return prompts, read_shown(fields, prompts, params, service.runtime.model.tokenizer)
 
 
 def chat_job(request: Request, service: Service, asked: Chat) -> Job:

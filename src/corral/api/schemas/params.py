@@ -19,7 +19,8 @@ class Params:
     """How to generate and how to answer.
 
     ``priority`` None: that of the API key. ``sse_ping_interval_s`` <= 0 sends no pings. ``echoes``: the text of each
-    prompt, to be repeated at the head of its replies; ``n_prompt_probs`` as in ``tasks.Task``.
+    prompt, to be repeated at the head of its replies; ``n_prompt_probs`` as in ``tasks.Task``. ``n_top``: likeliest
+    tokens to show in each place, None for as many as ``sampling`` asks for.
     """
 
     sampling: Sampling
@@ -44,6 +45,7 @@ class Params:
     lora: Scales = ()
     echoes: tuple[str, ...] = ()
     n_prompt_probs: int = -1
+    n_top: int | None = None
 
 
 def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokenizer: Tokenizer, n_slots: int) -> Params:
