@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import Enum, IntEnum, StrEnum, auto
 
 from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, TenantId, Token
 from corral.ops import SavedCheckpoint
@@ -47,13 +47,35 @@ class ConstraintKind(StrEnum):
     GBNF = "gbnf"
 
 
+class TriggerKind(IntEnum):
+    """What can end free text; the numbers are llama.cpp's."""
+
+    TOKEN = 0
+    WORD = 1
+    PATTERN = 2
+    PATTERN_FULL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A token (``text`` shows it), a text, or an ECMAScript pattern that is in the free text or matches all of it.
+
+    It is looked for whenever a token was generated. A pattern's first group that is not empty, or else its match, is
+    where what it triggers begins; a pattern that begins with "^" and ends with "$" is first tried as one for all.
+    """
+
+    text: str
+    kind: TriggerKind = TriggerKind.WORD
+    token: Token = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What generated text must be, as a JSON schema (its text), a regex, a lark grammar (llguidance's dialect) or GBNF.
 
-    It holds from the first token, or, with ``triggers``, from behind the first of these texts that is generated: what
-    comes before is free, the trigger's own text is no part of what ``text`` describes, but for ``with_trigger``. Once
-    held to its end, generation ends.
+    It holds from the first token, or, with ``triggers``, from behind the first of these that is generated: what comes
+    before is free, the trigger's own text is no part of what ``text`` describes, but for ``with_trigger`` and for
+    patterns. Once held to its end, generation ends.
 
     ``after``: a text, such as "</think>", before whose end nothing is constrained and no trigger counts. With
     ``opener``, such as "<think>", that is so only if generation begins with the opener (white space before it does
@@ -63,7 +85,7 @@ class Constraint:
 
     kind: ConstraintKind
     text: str
-    triggers: tuple[str, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
     after: str = ""
     opener: str = ""
     with_trigger: bool = False

@@ -1,6 +1,7 @@
 """What text is held to, over HTTP: response_format, json_schema, regex, lark, grammars with triggers."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -93,9 +94,33 @@ def test_grammar_with_triggers(serve_sim: SimServer) -> None:
     assert text[first + 1 :] == "!"
 
 
+def test_grammar_with_a_pattern(serve_sim: SimServer) -> None:
+    body = {**PROMPT, "grammar": 'root ::= [aeiou] "!"', "grammar_lazy": True, "seed": 5, "n_predict": 200}
+    body["grammar_triggers"] = [{"type": 2, "value": "[a-z] ?([aeiou])"}]
+    response = serve_sim().post("/completion", json=body)
+    text = text_of(response)
+    match = re.search(r"[a-z] ?([aeiou])", text)
+    assert match and text[match.start(1) + 1 :] == "!"
+    assert response.json()["generation_settings"]["grammar_triggers"] == body["grammar_triggers"]
+
+
+def test_triggers_are_shown_as_they_are_looked_for(serve_sim: SimServer) -> None:
+    triggers = [{"type": 0, "value": "z", "token": ord("z")}, {"type": 1, "value": "~zz"}, {"type": 3, "value": "zz+"}]
+    body = {**PROMPT, "grammar": 'root ::= "z"', "grammar_lazy": True, "n_predict": 1, "grammar_triggers": triggers}
+    http = serve_sim()
+    assert http.post("/completion", json=body).json()["generation_settings"]["grammar_triggers"] == triggers
+    for preserved, shown in [([], triggers[1] | {"value": "z"}), (["z"], triggers[0])]:
+        one = {**body, "grammar_triggers": [{"type": 1, "value": "z"}], "preserved_tokens": preserved}
+        assert http.post("/completion", json=one).json()["generation_settings"]["grammar_triggers"] == [shown]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        (
+            {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "a(?=b)"}]},
+            "Field 'grammar_triggers': the pattern 'a(?=b)': look-ahead",
+        ),
         ({"json_schema": {"not": {}}}, "json_schema: /not: the keyword 'not' is not supported"),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: /pattern: regex parse error"),
         ({"json_schema": "{"}, "json_schema: not JSON"),

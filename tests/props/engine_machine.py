@@ -33,7 +33,7 @@ from corral.sim.context import Faults, SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import Shifting, solo
 from corral.sim.shape import Kind
-from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task, ThoughtBudget
+from corral.tasks import Constraint, ConstraintKind, Limits, Sampling, Task, ThoughtBudget, Trigger
 
 if TYPE_CHECKING:
     from corral.ports import Logits
@@ -63,7 +63,14 @@ WILD = Sampling(temperature=2.0, top_k=20, top_p=1.0, min_p=0.0)
 
 HELD = (
     Constraint(ConstraintKind.REGEX, "[a-z ]{2,12}"),
-    Constraint(ConstraintKind.LARK, 'start: "be"+ | /[0-9]{1,3}/', triggers=("e", "t ")),
+    Constraint(
+        ConstraintKind.LARK,
+        'start: "be"+ | /[0-9]{1,3}/',
+        triggers=(
+            Trigger("e"),
+            Trigger("t "),
+        ),
+    ),
     Constraint(ConstraintKind.JSON_SCHEMA, '{"enum": [true, false, 10, 1000]}'),
 )
 

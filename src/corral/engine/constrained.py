@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from corral.engine.triggers import Watch, new_watch
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Matcher, Tokenizer
@@ -24,6 +26,15 @@ class Phase(Enum):
     REASONING = auto()
     FREE = auto()
     HELD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A place in free text: the phase, what is kept of thoughts, the search for triggers."""
+
+    phase: Phase
+    tail: bytes
+    watch: Watch
 
 
 class Constrained:
@@ -45,8 +56,8 @@ class Constrained:
         self._banned = np.fromiter(banned, np.intp)
         self._eog = frozenset(eog)
         self._after = constraint.after.encode()
-        self._triggers = [text.encode() for text in constraint.triggers if text]
-        self._with_trigger = constraint.with_trigger
+        self._watch = new_watch(constraint.triggers, constraint.with_trigger)
+        self._peeked: tuple[Token, _Ahead] | None = None
         self._opener: list[Token] = []
         if constraint.after and constraint.opener:
             self._opener = tokenizer.tokenize(constraint.opener, add_special=False, parse_special=True)
@@ -56,12 +67,12 @@ class Constrained:
         if self._opener:
             self.phase = Phase.OPENING
         else:
-            self.phase = Phase.REASONING if constraint.after else self._phase_behind
+            behind = Phase.FREE if self._has_triggers else Phase.HELD
+            self.phase = Phase.REASONING if constraint.after else behind
 
     @property
-    def _phase_behind(self) -> Phase:
-        """What comes after the reasoning, or without it."""
-        return Phase.FREE if self._triggers else Phase.HELD
+    def _has_triggers(self) -> bool:
+        return bool(self._watch.triggers)
 
     @property
     def is_complete(self) -> bool:
@@ -83,11 +94,11 @@ class Constrained:
         match self.phase:
             case Phase.HELD:
                 return self._matcher.allowed()
-            case Phase.OPENING if not self._triggers:
+            case Phase.OPENING if not self._has_triggers:
                 mask = self._all_false() if self._n_opened else self._matcher.allowed()
                 mask[self._opener[self._n_opened]] = True
                 return mask
-            case Phase.REASONING if not self._triggers:
+            case Phase.REASONING if not self._has_triggers:
                 return self._all_but_ends()
         return None
 
@@ -102,47 +113,24 @@ class Constrained:
 
     def refuses(self, token: Token) -> bool:
         """Whether the token ends what is free and goes on with something that the constraint does not allow."""
-        if self.phase not in (Phase.REASONING, Phase.FREE):
+        if not self._is_free:
             return False
-        rest = self._rest_behind(self._tail + self._piece(token), self.phase)
+        rest = self._ahead(token).watch.rest
         return bool(rest) and not self._matcher.would_accept(rest or b"")
 
-    def _rest_behind(self, text: bytes, phase: Phase) -> bytes | None:
-        """The text from where the constraint holds; None if it does not hold by its end."""
-        if phase is Phase.REASONING:
-            found = text.find(self._after)
-            if found < 0:
-                return None
-            text = text[found + len(self._after) :].lstrip()
-            phase = self._phase_behind
-        if phase is Phase.FREE:
-            return self._behind_trigger(text)
-        return text
-
-    def _behind_trigger(self, text: bytes) -> bytes | None:
-        """What comes behind the trigger that is complete first, or from its beginning on."""
-        found = [(at + len(trigger), at) for trigger in self._triggers if (at := text.find(trigger)) >= 0]
-        if not found:
-            return None
-        end, start = min(found)
-        return text[start if self._with_trigger else end :]
+    @property
+    def _is_free(self) -> bool:
+        """The text tells what comes next. Without triggers its opening is held to tokens."""
+        return self.phase in (Phase.REASONING, Phase.FREE) or (self.phase is Phase.OPENING and self._has_triggers)
 
     def accept(self, token: Token) -> None:
         """The token was drawn. Raises InvalidRequest if the constraint cannot go on with it."""
         if token in self._eog:
             return
-        match self.phase:
-            case Phase.HELD:
-                self._matcher.accept(token)
-            case Phase.OPENING:
-                self._open(token)
-            case _:
-                self._search(self._piece(token))
-
-    def _open(self, token: Token) -> None:
-        """With triggers the text tells whether reasoning begins; else it begins with the opener's own tokens."""
-        if self._triggers:
-            self._open_text(self._piece(token))
+        if self._is_free:
+            self._go(self._ahead(token))
+        elif self.phase is Phase.HELD:
+            self._matcher.accept(token)
         elif token == self._opener[self._n_opened]:
             self._n_opened += 1
             if self._n_opened == len(self._opener):
@@ -151,37 +139,43 @@ class Constrained:
             self.phase = Phase.HELD
             self._matcher.accept(token)
 
-    def _open_text(self, data: bytes) -> None:
-        self._tail += data
-        text = self._tail.lstrip()
-        if not text.startswith(self._opener_text):
-            if self._opener_text.startswith(text):
-                return
-            self.phase = Phase.FREE
-            self._search(b"")
-        else:
-            self.phase, self._tail = Phase.REASONING, b""
-            self._search(text[len(self._opener_text) :])
-
-    def _search(self, data: bytes) -> None:
+    def _go(self, ahead: _Ahead) -> None:
         """What is free goes on; it may end."""
-        self._tail += data
-        if self.phase is Phase.REASONING and (found := self._tail.find(self._after)) >= 0:
-            self._tail = self._tail[found + len(self._after) :].lstrip()
-            self.phase = self._phase_behind
-        if self.phase is Phase.FREE and (rest := self._behind_trigger(self._tail)) is not None:
-            self._tail = rest
+        self.phase, self._tail, self._watch, self._peeked = ahead.phase, ahead.tail, ahead.watch, None
+        if (rest := ahead.watch.rest) is not None:
             self.phase = Phase.HELD
-        if self.phase is Phase.HELD:
-            if self._tail:
-                self._matcher.accept_text(self._tail)
-            self._tail = b""
-        else:
-            longest = max(map(len, (self._after, *self._triggers)))
-            self._tail = self._tail[-longest:]
+            if rest:
+                self._matcher.accept_text(rest)
 
-    def _piece(self, token: Token) -> bytes:
-        return self._tokenizer.piece(token, special=True)
+    def _ahead(self, token: Token) -> _Ahead:
+        """What a token would bring about in free text; the last answer is remembered."""
+        if self._peeked is None or self._peeked[0] != token:
+            data = self._tokenizer.piece(token, special=True)
+            look = {Phase.OPENING: self._look_for_opener, Phase.REASONING: self._look_for_end}.get(self.phase)
+            watch = self._watch
+            ahead = look(self._tail + data, token) if look else _Ahead(Phase.FREE, b"", watch.advanced(data, token))
+            self._peeked = token, ahead
+        return self._peeked[1]
+
+    def _look_for_opener(self, text: bytes, token: Token) -> _Ahead:
+        """Whether ``text``, which ``token`` ends, begins reasoning. White space before the opener does not matter."""
+        stripped = text.lstrip()
+        if stripped.startswith(self._opener_text):
+            return self._look_for_end(stripped[len(self._opener_text) :], token)
+        if self._opener_text.startswith(stripped):
+            return _Ahead(Phase.OPENING, text, self._watch)
+        n_before = len(self._tail)
+        return _Ahead(Phase.FREE, b"", self._watch.advanced(text[:n_before]).advanced(text[n_before:], token))
+
+    def _look_for_end(self, text: bytes, _: Token) -> _Ahead:
+        """Whether reasoning ends in ``text``."""
+        found = text.find(self._after)
+        if found < 0:
+            return _Ahead(Phase.REASONING, text[-len(self._after) :], self._watch)
+        behind = text[found + len(self._after) :].lstrip()
+        if self._has_triggers:
+            return _Ahead(Phase.FREE, b"", self._watch.advanced(behind))
+        return _Ahead(Phase.HELD, b"", replace(self._watch, rest=behind))
 
 
 def _nothing_left(is_banned: bool) -> InvalidRequest:

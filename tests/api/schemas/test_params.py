@@ -110,7 +110,7 @@ def test_refusals(body: dict[str, object], message: str) -> None:
         {"response_format": {"type": "poem"}},
         {"response_format": "json"},
         {"grammar_lazy": True, "grammar": 'root ::= "a"'},
-        {"grammar_lazy": True, "grammar": 'root ::= "a"', "grammar_triggers": [{"type": 2, "value": "a.*"}]},
+        {"grammar_lazy": True, "grammar": 'root ::= "a"', "grammar_triggers": [{"type": 2, "value": "a(.*"}]},
         {"grammar_lazy": True, "regex": "a", "grammar_triggers": [{"type": 1}]},
         {"json_schema": {}, "grammar": 'root ::= "a"'},
         {"json_schema": {}, "response_format": {"type": "json_object"}},

@@ -1,16 +1,17 @@
 """Where a constraint begins to hold: at once, behind thoughts, from a trigger on."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from corral.engine.constrained import Constrained
+from corral.engine.constrained import Constrained, Phase
 from corral.engine.sampling import new_row_sampler, pick_rows
 from corral.errors import InvalidRequest
 from corral.sim.model import SimModel
 from corral.sim.tokenizer import EOS, IM_END, IM_START
-from corral.tasks import Constraint, ConstraintKind, Sampling
+from corral.tasks import Constraint, ConstraintKind, Sampling, Trigger, TriggerKind
 
 MODEL = SimModel()
 EOG = MODEL.info.eog_tokens
@@ -72,7 +73,17 @@ def test_thoughts_begin_with_their_opener_or_not_at_all() -> None:
 @pytest.mark.parametrize("with_trigger", [False, True])
 def test_a_trigger(with_trigger: bool) -> None:
     text = "<call>[0-9]" if with_trigger else "[0-9]"
-    held = constrained(Constraint(REGEX, text, triggers=("{{", "<call>"), with_trigger=with_trigger))
+    held = constrained(
+        Constraint(
+            REGEX,
+            text,
+            triggers=(
+                Trigger("{{"),
+                Trigger("<call>"),
+            ),
+            with_trigger=with_trigger,
+        )
+    )
     say(held, "some <cal text ")
     assert allowed(held) is None
     say(held, "<call>")
@@ -80,7 +91,7 @@ def test_a_trigger(with_trigger: bool) -> None:
 
 
 def test_a_trigger_in_thoughts_does_not_count() -> None:
-    constraint = Constraint(REGEX, "b", triggers=("!",), after="</t>", opener="<t>")
+    constraint = Constraint(REGEX, "b", triggers=(Trigger("!"),), after="</t>", opener="<t>")
     held = constrained(constraint)
     say(held, " \n<t>a!</t> x")
     assert allowed(held) is None
@@ -92,24 +103,86 @@ def test_a_trigger_in_thoughts_does_not_count() -> None:
 
 
 def test_control_tokens_can_be_triggers() -> None:
-    held = constrained(Constraint(REGEX, "b", triggers=("<|im_start|>",)))
+    held = constrained(Constraint(REGEX, "b", triggers=(Trigger("<|im_start|>"),)))
     held.accept(IM_START)
     assert allowed(held) == "b"
+
+
+def test_a_token_counts_as_itself_only() -> None:
+    of_token = Trigger("<|im_start|>", TriggerKind.TOKEN, IM_START)
+    held = constrained(Constraint(REGEX, "b", triggers=(of_token,)))
+    for byte in b"<|im_start|>":
+        held.accept(byte)
+    assert allowed(held) is None
+    held.accept(IM_START)
+    assert allowed(held) == "b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "text", "held_part"),
+    [
+        (TriggerKind.PATTERN, "<(call|tool)>", "So <tool>", "tool>"),
+        (TriggerKind.PATTERN, "(?:<<)?(x)?=", "So <<=", "<<="),
+        (TriggerKind.PATTERN, '^ *(\\{ *"name")', '  { "name"', '{ "name"'),
+        (TriggerKind.PATTERN, "^a|b$", "xb", "b"),
+        (TriggerKind.PATTERN_FULL, "[\\s\\S]*(<t>)x*", "any\n<t>", "<t>"),
+    ],
+)
+def test_a_pattern_holds_from_its_first_group_that_is_not_empty(
+    kind: TriggerKind, pattern: str, text: str, held_part: str
+) -> None:
+    constraint = Constraint(REGEX, re.escape(held_part) + "[0-9]", triggers=(Trigger(pattern, kind),))
+    held = constrained(constraint)
+    for byte in text.encode()[:-1]:
+        assert held.phase is Phase.FREE and not held.refuses(byte)
+        held.accept(byte)
+    assert not held.refuses(ord(text[-1]))
+    held.accept(ord(text[-1]))
+    assert allowed(held) == "0123456789"
+
+
+def test_of_all_text_a_pattern_means_all_of_it() -> None:
+    held = constrained(Constraint(REGEX, "ab", triggers=(Trigger("a", TriggerKind.PATTERN_FULL),)))
+    say(held, "xa")
+    assert allowed(held) is None
+    held = constrained(Constraint(REGEX, "ab", triggers=(Trigger("a", TriggerKind.PATTERN_FULL),)))
+    say(held, "a")
+    assert allowed(held) == "b"
+
+
+def test_a_pattern_counts_behind_thoughts_only() -> None:
+    trigger = Trigger("^\\s*(<c>)", TriggerKind.PATTERN)
+    constraint = Constraint(REGEX, "<c>b", triggers=(trigger,), after="</t>", opener="<t>")
+    held = constrained(constraint)
+    say(held, "<t><c>a</t>\n")
+    assert allowed(held) is None
+    say(held, "<c>")
+    assert allowed(held) == "b"
+    held = constrained(constraint)
+    say(held, "<c>")
+    assert allowed(held) == "b"
+
+
+@pytest.mark.parametrize(("first", "second", "text"), [("he", "th", " z"), ("th", "he", "e z")])
+def test_the_first_of_several_triggers_in_a_token_counts(first: str, second: str, text: str) -> None:
+    held = constrained(Constraint(REGEX, text, triggers=(Trigger(first), Trigger(second))))
+    held.accept(MODEL.tokenizer.tokenize("the ", add_special=False, parse_special=False)[0])
+    assert allowed(held) == "z"
 
 
 def test_a_token_that_goes_on_behind_a_trigger_counts_as_far_as_it_does() -> None:
     the = MODEL.tokenizer.tokenize("the ", add_special=False, parse_special=False)
     assert len(the) == 1
-    held = constrained(Constraint(REGEX, "e x", triggers=("th",)))
+    held = constrained(Constraint(REGEX, "e x", triggers=(Trigger("th"),)))
     assert not held.refuses(the[0])
     held.accept(the[0])
     assert allowed(held) == "x"
-    assert constrained(Constraint(REGEX, "x", triggers=("th",))).refuses(the[0])
+    assert constrained(Constraint(REGEX, "x", triggers=(Trigger("th"),))).refuses(the[0])
 
 
 def test_a_refused_token_is_not_drawn() -> None:
     the = MODEL.tokenizer.tokenize("the ", add_special=False, parse_special=False)[0]
-    sampling = Sampling(temperature=0.0, constraint=Constraint(REGEX, "x", triggers=("th",)))
+    sampling = Sampling(temperature=0.0, constraint=Constraint(REGEX, "x", triggers=(Trigger("th"),)))
     logits = np.zeros((1, MODEL.info.n_vocab), np.float32)
     logits[0, the], logits[0, ord("q")] = 9, 5
     sampler = new_row_sampler(sampling, MODEL, EOG, ())

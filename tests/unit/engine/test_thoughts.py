@@ -11,7 +11,7 @@ from corral.engine.sampling import RowSampler, new_row_sampler, pick_rows
 from corral.engine.thoughts import Stage, Thoughts
 from corral.errors import InvalidRequest
 from corral.sim.model import SimModel
-from corral.tasks import Constraint, ConstraintKind, Sampling, ThoughtBudget
+from corral.tasks import Constraint, ConstraintKind, Sampling, ThoughtBudget, Trigger
 
 MODEL = SimModel()
 EOG = MODEL.info.eog_tokens
@@ -229,7 +229,7 @@ def test_a_lazy_constraint_begins_behind_a_forced_end() -> None:
     n = len(tokens_of(END))
     text = drawn(sampler_of(budget(2), constraint=constraint), 2 + n + 2)
     assert text[: 2 + n] == f"qq{END}" and set(text[2 + n :]) <= set("xy")
-    triggered = Constraint(ConstraintKind.REGEX, "[xy]{2}", triggers=("q",), after="</t>")
+    triggered = Constraint(ConstraintKind.REGEX, "[xy]{2}", triggers=(Trigger("q"),), after="</t>")
     text = drawn(sampler_of(budget(2), constraint=triggered), 2 + n + 3)
     assert text[: 3 + n] == f"qq{END}q" and set(text[3 + n :]) <= set("xy")
 

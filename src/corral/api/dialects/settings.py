@@ -6,7 +6,7 @@ import math
 
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.sampling import RANDOM_SEED
-from corral.tasks import Limits, Sampling
+from corral.tasks import Limits, Sampling, Trigger, TriggerKind
 
 Json = dict[str, object]
 
@@ -79,7 +79,7 @@ def settings_json(
         "min_keep": s.min_keep,
         "grammar": s.grammar or (s.constraint.text if s.constraint else ""),
         "grammar_lazy": bool(triggers),
-        "grammar_triggers": [{"type": 1, "value": text} for text in triggers],
+        "grammar_triggers": [_trigger(trigger) for trigger in triggers],
         "preserved_tokens": [],
         "chat_format": "Content-only",
         "reasoning_format": "none",
@@ -115,3 +115,8 @@ def public_settings_json(
         lora=lora,
     )
     return {name: value for name, value in settings.items() if name not in _PRIVATE}
+
+
+def _trigger(trigger: Trigger) -> Json:
+    shown: Json = {"type": int(trigger.kind), "value": trigger.text}
+    return {**shown, "token": trigger.token} if trigger.kind is TriggerKind.TOKEN else shown

@@ -9,12 +9,12 @@ import orjson
 from corral.api.schemas.fields import Fields, wrong_type
 from corral.chat.jobs import Rendered
 from corral.errors import InvalidRequest
+from corral.guidance.pattern import compile_pattern
+from corral.ids import Token
 from corral.ports import Tokenizer
-from corral.tasks import Constraint, ConstraintKind, Sampling
+from corral.tasks import Constraint, ConstraintKind, Sampling, Trigger, TriggerKind
 
 ANY_OBJECT = '{"type":"object"}'
-TOKEN, WORD = 0, 1
-"""Types of ``grammar_triggers``; the others are patterns."""
 
 
 def read_held(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> tuple[str, Constraint | None]:
@@ -72,29 +72,48 @@ def _schema_text(name: str, schema: object) -> str:
         raise InvalidRequest(f"Field '{name}': {error}") from None
 
 
-def _triggers(fields: Fields, tokenizer: Tokenizer) -> tuple[str, ...]:
+def read_preserved(fields: Fields, tokenizer: Tokenizer) -> frozenset[Token]:
+    """Control tokens, by their text, that are printed all the same; texts of several tokens are left out."""
+    texts = fields.strings("preserved_tokens") or ()
+    found = [tokenizer.tokenize(text, add_special=False, parse_special=True) for text in texts]
+    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
+
+
+def _triggers(fields: Fields, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
     triggers = fields.array("grammar_triggers") or []
     if not fields.boolean("grammar_lazy"):
         return ()
     if not triggers:
         raise InvalidRequest("Field 'grammar_lazy': no triggers set for lazy grammar: name them in 'grammar_triggers'")
-    return tuple(_trigger(trigger, tokenizer) for trigger in triggers)
+    preserved = read_preserved(fields, tokenizer)
+    return tuple(_trigger(trigger, preserved, tokenizer) for trigger in triggers)
 
 
-def _trigger(trigger: object, tokenizer: Tokenizer) -> str:
+def _trigger(trigger: object, preserved: frozenset[Token], tokenizer: Tokenizer) -> Trigger:
     if not isinstance(trigger, dict):
         raise wrong_type("grammar_triggers", "array of objects", trigger)
     members = Fields(trigger)
-    kind = members.integer("type", default=WORD, low=0, high=3)
-    if kind not in (TOKEN, WORD):
-        raise InvalidRequest("Field 'grammar_triggers': patterns (types 2 and 3) are not supported; use words (type 1)")
+    kind = TriggerKind(members.integer("type", default=TriggerKind.WORD, low=0, high=len(TriggerKind) - 1))
     text = members.text("value")
-    if kind == TOKEN and not text:
-        token = members.integer("token", default=-1, low=0, high=tokenizer.n_vocab - 1)
-        text = tokenizer.piece(token, special=True).decode("utf-8", "replace")
+    if kind is TriggerKind.TOKEN and members.value("token") is not None:
+        token = members.integer("token", default=0, low=0, high=tokenizer.n_vocab - 1)
+        return Trigger(text or tokenizer.piece(token, special=True).decode("utf-8", "replace"), kind, token)
     if not text:
         raise InvalidRequest("Field 'grammar_triggers': a trigger has no 'value'")
-    return text
+    if kind in (TriggerKind.PATTERN, TriggerKind.PATTERN_FULL):
+        return _pattern(text, kind)
+    tokens = tokenizer.tokenize(text, add_special=False, parse_special=True)
+    if len(tokens) == 1 and (kind is TriggerKind.TOKEN or tokens[0] in preserved):
+        return Trigger(text, TriggerKind.TOKEN, tokens[0])
+    return Trigger(text)
+
+
+def _pattern(text: str, kind: TriggerKind) -> Trigger:
+    try:
+        compile_pattern(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"Field 'grammar_triggers': {error}") from None
+    return Trigger(text, kind)
 
 
 def behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:

@@ -62,7 +62,9 @@ class CompletionFields(BaseModel):
     ignore_eos: bool = False
     grammar: str = Field("", description="GBNF that the text must match.")
     grammar_lazy: bool = Field(False, description="What the text must match begins with one of grammar_triggers.")
-    grammar_triggers: list[dict[str, Any]] = Field([], description="Objects with type (0 token, 1 word) and value.")
+    grammar_triggers: list[dict[str, Any]] = Field(
+        [], description="Objects with value and type: 0 token, 1 word, 2 pattern, 3 pattern that matches all the text."
+    )
     json_schema: dict[str, Any] | str | None = Field(None, description="Schema that the text obeys.")
     response_format: dict[str, Any] | None = Field(None, description="As OpenAI's: text, json_object, json_schema.")
     regex: str = Field("", description="What the whole text must match.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corral.api.schemas.adapters import Scales, read_scales
+from corral.api.schemas.constraint import read_preserved
 from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.sampling import read_sampling
@@ -68,7 +69,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         n_discard=fields.integer("n_discard", default=0, low=0),
         n_cache_reuse=fields.integer("n_cache_reuse", default=defaults.n_cache_reuse, low=0),
         response_fields=fields.strings("response_fields") or (),
-        preserved_tokens=_preserved(fields, tokenizer),
+        preserved_tokens=read_preserved(fields, tokenizer),
         lora=read_scales(fields.array("lora") or []),
         id_slot=_id_slot(fields, n_slots),
         sampling=read_sampling(fields, defaults.sampling, tokenizer),
@@ -101,13 +102,6 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
 
 def _include_usage(fields: Fields) -> bool:
     return Fields(fields.object("stream_options") or {}).boolean("include_usage")
-
-
-def _preserved(fields: Fields, tokenizer: Tokenizer) -> frozenset[Token]:
-    """Control tokens, by their text, that are printed all the same; texts of several tokens are left out."""
-    texts = fields.strings("preserved_tokens") or ()
-    found = [tokenizer.tokenize(text, add_special=False, parse_special=True) for text in texts]
-    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
 
 def _id_slot(fields: Fields, n_slots: int) -> SlotId | None:

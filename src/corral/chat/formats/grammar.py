@@ -17,7 +17,7 @@ from corral.chat.formats.tagged import Tagged
 from corral.chat.tools import Json, Tool, ToolChoice, Tools
 from corral.guidance.references import with_definitions
 from corral.guidance.trial import WHITE_SPACE
-from corral.tasks import Constraint, ConstraintKind
+from corral.tasks import Constraint, ConstraintKind, Trigger
 
 Literal = Callable[[str], str]
 """A text as terms of lark: control tokens in it become tokens."""
@@ -51,7 +51,7 @@ def call_constraint(
     if not shape.mark:
         return None
     thoughts = _thoughts(format.thinking, is_thinking)
-    return Constraint(ConstraintKind.LARK, grammar.text(shape.rest), (shape.mark,), *thoughts)
+    return Constraint(ConstraintKind.LARK, grammar.text(shape.rest), (Trigger(shape.mark),), *thoughts)
 
 
 def _thoughts(thinking: Thinking | None, is_thinking: bool) -> tuple[str, str]:
@@ -69,7 +69,7 @@ def _channel_constraint(format: ChannelFormat, grammar: _Grammar, choice: ToolCh
     channel = f"""({lit("<|channel|>")} ("commentary" | "analysis"))?"""
     grammar.rules["head"] = f"""{channel} (" "? {lit("<|constrain|>")}? "json")?"""
     if choice.mode == "auto":
-        return Constraint(ConstraintKind.LARK, grammar.text(rest), (" to=functions.",))
+        return Constraint(ConstraintKind.LARK, grammar.text(rest), (Trigger(" to=functions."),))
     grammar.rules["thoughts"] = f"{lit('<|channel|>analysis<|message|>')} any {lit('<|end|><|start|>assistant')}"
     grammar.rules["any"] = r"/(?s:.*)/"
     opening = f"thoughts? {lit('<|channel|>commentary to=functions.')}"

@@ -50,7 +50,7 @@ def test_what_models_write_behind_the_trigger_is_taken(sample: Sample) -> None:
         return
     held = constraint(sample, ToolChoice("auto"))
     matcher = GUIDE.matcher(held)
-    before, mark, rest = sample.text.partition(held.triggers[0])
+    before, mark, rest = sample.text.partition(held.triggers[0].text)
     if not mark:
         pytest.skip("this sample leaves out the mark")
     for end in ("<|role_end|>", "<|close|>message", "<|call|>", "<|end|>", "</s>"):
