@@ -249,7 +249,7 @@ class SlotAction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheAction:
-    """CACHE_PIN keeps the prompt of ``task``, which was computed; with ``dry`` it is only asked whether it could be.
+    """CACHE_PIN keeps the prompt of ``task``, which was computed.
 
     CACHE_UNPIN lets ``pin`` go, CACHE_LIST tells what is kept. ``key`` is who asks: with ``all_tenants`` the pins and
     prefixes of others are seen, too. ``show_tokens`` lists tokens.
@@ -260,7 +260,6 @@ class CacheAction:
     key: CacheKey = NO_KEY
     task: Task | None = None
     pin: str = ""
-    dry: bool = False
     all_tenants: bool = False
     show_tokens: bool = False
 

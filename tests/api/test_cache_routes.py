@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.api.conftest import SimServer
-from tests.api.live import client
+from tests.api.conftest import SimServer, simulated
+from tests.api.live import client, is_idle, send_raw, until
 
 from corral.api.pins import pin_all
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import Service
 from corral.config import ApiKey, ContextConfig, EngineConfig, ServerConfig
+from corral.ops import Span
+from corral.ports import DecodeStatus
 from corral.runtime import Runtime
+from corral.sim.context import SimContext
 
 TEXT = "Once upon a time there was a llama that lived in a corral with others. "
 SERVER = ServerConfig(port=0, alias=("sim",), endpoint_metrics=True)
@@ -187,3 +191,68 @@ def test_the_ram_tier_never_takes_more_than_its_budget_and_one_entry() -> None:
             (line,) = [line for line in metrics.splitlines() if line.startswith("corral:snapshot_bytes ")]
             assert int(line.split()[1]) <= limit + entry
         assert int(line.split()[1]) > limit // 2
+
+
+class Passes:
+    """Forward passes that wait to be let through; ``rows`` of each that began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[set[int]] = []
+        self._tickets = threading.Semaphore(0)
+        decode = SimContext.decode
+
+        def gated(context: SimContext, spans: Sequence[Span]) -> DecodeStatus:
+            self.rows.append({span.row for span in spans})
+            assert self._tickets.acquire(timeout=20)
+            return decode(context, spans)
+
+        monkeypatch.setattr(SimContext, "decode", gated)
+
+    def let_through(self, n: int = 1) -> None:
+        self._tickets.release(n)
+
+
+@pytest.mark.parametrize("path", ["/cache/warm", "/cache/pin"])
+def test_a_client_that_leaves_stops_what_it_asked_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes(monkeypatch)
+    with simulated(n_slots=2, n_batch=32) as runtime, client(runtime, SERVER) as http:
+        sock = send_raw(http, {"prompt": "x" * 1000}, path)
+        until(lambda: len(passes.rows) == 1, "the prompt is being computed")
+        sock.close()
+        inbox = runtime.engine._inbox
+        until(lambda: bool(inbox._cancels), "the server has noticed")
+        passes.let_through(100)
+        until(lambda: is_idle(http), "the slot is free")
+        assert len(passes.rows) == 1
+        assert not [kept for kept in http.get("/cache").json()["prefixes"] if kept["pin"]]
+
+
+def test_pins_that_have_nothing_in_common_begin_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes(monkeypatch)
+    with simulated(n_slots=4, n_batch=256) as runtime, client(runtime, SERVER) as http:
+        busy = send_raw(http, {"prompt": "busy", "n_predict": 3, "ignore_eos": True})
+        until(lambda: len(passes.rows) == 1, "a pass is running")
+        pins = [send_raw(http, {"prompt": letter * 60}, "/cache/pin") for letter in "abc"]
+        inbox = runtime.engine._inbox
+        until(lambda: len(inbox._messages) == 3, "all three are asked for")
+        passes.let_through()
+        until(lambda: len(passes.rows) == 2, "the next pass is running")
+        assert len(passes.rows[1]) == 4
+        passes.let_through(100)
+        for sock in (busy, *pins):
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+            sock.close()
+
+
+def test_a_slot_action_whose_client_left_is_not_done(serve_sim: SimServer, tmp_path: Path) -> None:
+    http = serve_sim(ServerConfig(port=0, slot_save_path=tmp_path), n_slots=1)
+    cached(http, TEXT)
+    body = {"prompt": "x", "n_predict": 400, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/completion", json=body) as stream:
+        next(stream.iter_lines())
+        sock = send_raw(http, {}, "/slots/0?action=erase")
+        http.get("/health")
+        sock.close()
+        http.get("/health")
+    until(lambda: is_idle(http), "the slot is free")
+    assert cached(http, TEXT) > 0

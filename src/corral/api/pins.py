@@ -11,6 +11,7 @@ from corral.api.schemas.fields import Fields
 from corral.api.schemas.prompt import Prompt, check_fits, read_prompt
 from corral.api.service import Service
 from corral.config import ServerConfig
+from corral.engine.pins import check_room, pin_name, pinned_prefix
 from corral.errors import CorralError, InvalidRequest, LoadError
 from corral.events import CacheDone, Failed, Finished, Timings
 from corral.ids import CacheKey, TenantId
@@ -78,12 +79,23 @@ async def warm(service: Service, task: Task) -> Timings:
 
 
 async def pin(service: Service, task: Task) -> tuple[CacheDone, Timings]:
-    """Compute and keep; whether there is room is asked first. Raises InvalidRequest or the error of the task."""
+    """Compute and keep, if there is room by now. Raises InvalidRequest or the error of the task."""
     engine = service.runtime.engine
-    await engine.act_on_cache(CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task, dry=True))
+    _check_room(service, task)
     timings = await warm(service, task)
     action = CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task)
     return await engine.act_on_cache(action), timings
+
+
+def _check_room(service: Service, task: Task) -> None:
+    """Raises InvalidRequest if the prompt could not be kept; what is pinned already can."""
+    runtime, snapshot = service.runtime, service.runtime.engine.snapshot
+    try:
+        check_room(len(task.prompt), snapshot.pins, runtime.traits, snapshot.snapshot_limit_bytes)
+    except InvalidRequest:
+        name = pin_name(*pinned_prefix(task, runtime.model.adapters))
+        if name not in {pin.name for pin in snapshot.pins}:
+            raise
 
 
 def check_pins(server: ServerConfig) -> None:

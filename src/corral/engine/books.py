@@ -12,6 +12,7 @@ from corral.engine.draft import View, Waiting
 from corral.engine.fair import Shares
 from corral.engine.ledger import KvLedger
 from corral.engine.metrics import Metrics
+from corral.engine.pins import Pin
 from corral.engine.sampling import RowSampler
 from corral.engine.slot import Generation, Slot
 from corral.engine.snapshots import SnapshotStore
@@ -27,6 +28,7 @@ class Books:
 
     ``held``: tasks that were parked and left their slots to others. ``samplers`` of every task that is somewhere.
     ``discarded``: keys whose prefixes nobody may use any more. ``disk``: what is on disk, if there is such a tier.
+    ``pins`` by name.
 
     ``n_margin`` and ``n_no_room``: cells to leave free, and passes in a row that found no room. ``gap_rent_ms``: what
     gaps between busy rows have cost since they opened. ``n_admitted`` is the serial of the youngest generation.
@@ -46,6 +48,7 @@ class Books:
     samplers: dict[TaskId, RowSampler] = field(default_factory=dict)
     discarded: list[CacheKey] = field(default_factory=list)
     disk: DiskIndex | None = None
+    pins: dict[str, Pin] = field(default_factory=dict)
     next_snapshot: int = 0
     n_margin: int = 0
     n_no_room: int = 0

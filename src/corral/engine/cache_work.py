@@ -5,32 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from corral.engine.adapted import marked, plain, settle
+from corral.engine.adapted import plain
 from corral.engine.books import Books
 from corral.engine.ledger import Holder, Tier
-from corral.engine.slot import Memory, prefix_key
+from corral.engine.pins import Pin, check_room, pin_name, pinned_prefix
+from corral.engine.publish import pinned
+from corral.engine.slot import Memory
 from corral.engine.slot_work import SlotWork, n_whole, tenant_of, whole_snapshot
-from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
+from corral.errors import CorralError, NotFound, ServerError, Unavailable
 from corral.events import CacheDone, End, Failed, Kept
-from corral.ids import CacheKey, RowId, SnapshotId, TaskId, Token
+from corral.ids import CacheKey, RowId, SnapshotId, TaskId
 from corral.ports import AdapterInfo
 from corral.tasks import CacheAction, Task, TaskKind
 
 log = logging.getLogger("corral.engine")
-
-MAX_PINNED = 0.5
-"""Pins may hold this share of the KV cells and of the RAM tier: the rest is for requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A prefix that stays in RAM as ``snapshot``, whatever becomes of rows that hold it."""
-
-    key: CacheKey
-    tokens: tuple[Token, ...]
-    snapshot: SnapshotId
 
 
 class CacheWork:
@@ -41,7 +30,6 @@ class CacheWork:
         self._slot_work = slot_work
         self._adapters = adapters
         self._waiting: list[CacheAction] = []
-        self._pins: dict[str, Pin] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -80,23 +68,20 @@ class CacheWork:
     def _forget_lost(self) -> None:
         """Pins whose snapshot is gone: the context refused it, or all memory was given up after a fault."""
         kept = set(self._books.ledger.snapshots())
-        for name in [name for name, pin in self._pins.items() if pin.snapshot not in kept]:
+        for name in [name for name, pin in self._books.pins.items() if pin.snapshot not in kept]:
             log.warning(
-                "pin %s is lost: its prefix of %d tokens is not kept any more", name, len(self._pins[name].tokens)
+                "pin %s is lost: its prefix of %d tokens is not kept any more", name, len(self._books.pins[name].tokens)
             )
-            del self._pins[name]
+            del self._books.pins[name]
 
     # --- pins ------------------------------------------------------------------------------------------------------
 
     def _pin(self, action: CacheAction, task: Task) -> CacheDone:
-        (task,) = settle((task,), self._adapters)
-        key, tokens = prefix_key(task), tuple(marked(task))
-        name = _name(key, tokens)
-        known = self._pins.get(name)
-        if known is None:
-            self._check_room(len(tokens))
-        if action.dry or known is not None:
-            return CacheDone(action.id, name, self._bytes(known.snapshot) if known else 0)
+        key, tokens = pinned_prefix(task, self._adapters)
+        name = pin_name(key, tokens)
+        if name in self._books.pins:
+            return CacheDone(action.id, name, self._bytes(self._books.pins[name].snapshot))
+        check_room(len(tokens), pinned(self._books), self._books.traits, self._books.config.cache_ram_bytes)
         memory = Memory(key, list(tokens), task.cache_key)
         if n_whole(self._books.ledger, memory) < len(tokens):
             raise Unavailable("the prefix was evicted before it could be pinned; try again", retry_after_s=1)
@@ -104,35 +89,17 @@ class CacheWork:
         snapshot, _ = whole_snapshot(draft, memory, len(tokens))
         self._slot_work.carry_out(draft, ServerError("the prefix could not be copied to RAM"))
         self._books.ledger.pin(snapshot)
-        self._pins[name] = Pin(key, tokens, snapshot)
+        self._books.pins[name] = Pin(key, tokens, snapshot)
         return CacheDone(action.id, name, self._bytes(snapshot))
 
-    def _check_room(self, n: int) -> None:
-        """Raises InvalidRequest if pins would take more than their share."""
-        books = self._books
-        traits, ram = books.traits, books.config.cache_ram_bytes
-        n_pinned = n + sum(len(pin.tokens) for pin in self._pins.values())
-        if n_pinned > MAX_PINNED * traits.n_cells:
-            raise InvalidRequest(
-                f"pins would hold {n_pinned} tokens, more than half of the {traits.n_cells} KV cells; "
-                "unpin others (DELETE /cache/pin/{id}) or raise -c"
-            )
-        n_bytes = n * traits.bytes_per_token + traits.bytes_per_row
-        n_bytes += sum(self._bytes(pin.snapshot) for pin in self._pins.values())
-        if ram >= 0 and n_bytes > MAX_PINNED * ram:
-            raise InvalidRequest(
-                f"pins would take {n_bytes} bytes, more than half of the RAM tier's {ram}; "
-                "unpin others (DELETE /cache/pin/{id}) or raise --cache-ram"
-            )
-
     def _unpin(self, action: CacheAction) -> CacheDone:
-        pin = self._pins.get(action.pin)
+        pin = self._books.pins.get(action.pin)
         if pin is None or not self._may_see(action, pin.key):
             raise NotFound(f"there is no pin {action.pin}")
-        del self._pins[action.pin]
+        del self._books.pins[action.pin]
         ledger = self._books.ledger
         ledger.pin(pin.snapshot, False)
-        for other in self._pins.values():  # one may rest on the other
+        for other in self._books.pins.values():  # one may rest on the other
             ledger.pin(other.snapshot)
         return CacheDone(action.id, action.pin)
 
@@ -145,7 +112,7 @@ class CacheWork:
     # --- list ------------------------------------------------------------------------------------------------------
 
     def _list(self, action: CacheAction) -> Iterator[Kept]:
-        ledger, pins = self._books.ledger, {pin.snapshot: name for name, pin in self._pins.items()}
+        ledger, pins = self._books.ledger, {pin.snapshot: name for name, pin in self._books.pins.items()}
         holders = sorted(ledger.all_holders(), key=lambda h: -ledger.used_at(h))
         for recency, holder in enumerate(holders):
             key = ledger.holder_key(holder)
@@ -182,11 +149,6 @@ class CacheWork:
         if holder.tier is Tier.ROW:
             return ledger.length(RowId(holder.id)) * traits.bytes_per_token + traits.bytes_per_row
         return ledger.snapshot_bytes(SnapshotId(holder.id))
-
-
-def _name(key: CacheKey, tokens: tuple[Token, ...]) -> str:
-    """The same for the same prefix, in every process."""
-    return hashlib.blake2b(repr((key, tokens)).encode(), digest_size=8).hexdigest()
 
 
 def _owner(key: CacheKey) -> str:

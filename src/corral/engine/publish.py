@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from corral.engine.books import Books
 from corral.engine.disk_index import DiskIndex
 from corral.engine.ledger import KvLedger, Tier
 from corral.engine.offers import offers
 from corral.engine.slot import Memory, Slot
-from corral.engine.state import EngineSnapshot, SlotSnapshot
+from corral.engine.state import EngineSnapshot, Pinned, SlotSnapshot
 
 
 def publish(books: Books) -> EngineSnapshot:
@@ -25,9 +27,18 @@ def publish(books: Books) -> EngineSnapshot:
         held=tuple(task.id for held in books.held for task in held.group),
         n_disk=len(books.disk) if books.disk else 0,
         disk_bytes=books.disk.n_folder_bytes if books.disk else 0,
+        pins=tuple(pinned(books)),
         counters=counters,
         histograms=histograms,
     )
+
+
+def pinned(books: Books) -> Iterator[Pinned]:
+    """The pins that are still kept."""
+    kept = set(books.ledger.snapshots()) if books.pins else ()
+    for name, pin in books.pins.items():
+        if pin.snapshot in kept:
+            yield Pinned(name, len(pin.tokens), books.ledger.snapshot_bytes(pin.snapshot))
 
 
 def _slot(slot: Slot, books: Books) -> SlotSnapshot:

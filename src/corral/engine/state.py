@@ -89,6 +89,15 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """A prefix that is pinned, by its name."""
+
+    name: str
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """The engine after a commit. ``held`` tasks were parked and have no slot now.
 
@@ -110,6 +119,7 @@ class EngineSnapshot:
     held: tuple[TaskId, ...] = ()
     n_disk: int = 0
     disk_bytes: int = 0
+    pins: tuple[Pinned, ...] = ()
     counters: Counters = field(default_factory=Counters)
     histograms: dict[str, Histogram] = field(default_factory=dict)
 

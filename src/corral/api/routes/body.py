@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 import orjson
@@ -33,14 +33,19 @@ async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     raw = await raw_body(request)
     if len(raw) <= INLINE_BYTES and not SLOW.search(raw):
         return read(Fields(parse_object(raw)))
+    reading = service_of(request).lanes.work(len(raw), lambda: read(Fields(parse_object(raw))))
+    return await while_there(request, reading)
+
+
+async def while_there(request: Request, work: Coroutine[object, object, T]) -> T:
+    """What comes of ``work``, which is cancelled if the client leaves: then InvalidRequest, which nobody reads."""
     results: list[T] = []
 
-    async def work() -> None:
-        lanes = service_of(request).lanes
-        results.append(await lanes.work(len(raw), lambda: read(Fields(parse_object(raw)))))
+    async def keep() -> None:
+        results.append(await work)
 
-    if not await unless_gone(request.receive, work()):
-        raise InvalidRequest("the client left before its request was read")
+    if not await unless_gone(request.receive, keep()):
+        raise InvalidRequest("the client left")
     return results[0]
 
 

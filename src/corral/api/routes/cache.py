@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.pins import Prefix, pin, prefix_task, read_prefix, warm
-from corral.api.routes.body import json_response, read_body
+from corral.api.routes.body import json_response, read_body, while_there
 from corral.api.schemas.fields import Fields
 from corral.api.service import Service, cache_key, service_of, tenant_of
 from corral.errors import InvalidRequest
@@ -59,7 +59,7 @@ async def warm_cache(request: Request) -> Response:
     """Compute a prompt ahead, so that requests that begin with it find it."""
     service = service_of(request)
     prefix = await read_body(request, lambda fields: read_prefix(fields, service))
-    timings = await warm(service, _task(request, prefix))
+    timings = await while_there(request, warm(service, _task(request, prefix)))
     body: Json = {"n_tokens": len(prefix.tokens), "n_cached": timings.n_cached, "prompt_ms": timings.prompt_ms}
     return json_response(body)
 
@@ -70,7 +70,7 @@ async def pin_prefix(request: Request) -> Response:
     asked = await read_body(request, lambda fields: _read_pin(fields, service))
     if isinstance(asked, str):
         return await _unpin(request, asked)
-    done, timings = await pin(service, _task(request, asked))
+    done, timings = await while_there(request, pin(service, _task(request, asked)))
     body: Json = {
         "id": done.pin,
         "pinned": True,

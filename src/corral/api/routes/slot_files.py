@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes.body import json_response, read_body
+from corral.api.routes.body import json_response, read_body, while_there
 from corral.api.schemas.fields import Fields, quoted, whole_number
 from corral.api.service import Service, cache_key, service_of
 from corral.engine import slot_file
@@ -98,7 +98,8 @@ async def _act(
     service: Service = service_of(request)
     engine = service.runtime.engine
     number = SlotId(slot % service.runtime.n_slots)
-    return await engine.act(SlotAction(engine.new_task_id(), kind, number, key, tokens, data, checkpoints))
+    action = SlotAction(engine.new_task_id(), kind, number, key, tokens, data, checkpoints)
+    return await while_there(request, engine.act(action))
 
 
 def _since_ms(start_s: float) -> float:
