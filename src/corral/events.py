@@ -168,6 +168,14 @@ class CacheDone:
     prefixes: tuple[Kept, ...] = ()
 
 
-Event = Started | Progress | PromptProbs | Chunk | Finished | Failed | SlotDone | CacheDone
-End = Finished | Failed | SlotDone | CacheDone
+@dataclass(frozen=True, slots=True)
+class ControlDone:
+    """A control action was taken in, or it had nothing to act on for the reason ``fault``."""
+
+    task_id: TaskId
+    fault: str = ""
+
+
+Event = Started | Progress | PromptProbs | Chunk | Finished | Failed | SlotDone | CacheDone | ControlDone
+End = Finished | Failed | SlotDone | CacheDone | ControlDone
 """The last that is heard of a task or an action."""

@@ -264,5 +264,18 @@ class CacheAction:
     show_tokens: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlAction:
+    """CONTROL: the reply ``request_id`` of ``tenant``, which is being generated, ends its thoughts now."""
+
+    id: TaskId
+    request_id: str
+    tenant: TenantId = NOBODY
+    kind: TaskKind = TaskKind.CONTROL
+
+
+Action = SlotAction | CacheAction | ControlAction
+"""What is asked of the engine besides completions."""
+
 TaskGroup = tuple[Task, ...]
 """A parent and its siblings: admitted together or not at all."""

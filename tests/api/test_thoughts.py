@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from tests.api.canned import WEATHER
 from tests.api.conftest import SimServer, simulated
-from tests.api.live import client, events
+from tests.api.live import client, events, until
 from tests.api.sequences import MessageStream, ResponseStream
 
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 from corral.sim.tokenizer import SimTokenizer
 
 THINKS = (
@@ -336,3 +336,110 @@ def test_who_decides_about_thoughts(
 def test_thinking_is_switched_by_a_boolean(http: httpx.Client, value: object, kind: str) -> None:
     body = {**ASK, "chat_template_kwargs": {"enable_thinking": value}}
     assert refusal(http.post(CHAT, json=body)) == (f'invalid type for "enable_thinking" (expected boolean, got {kind})')
+
+
+# --- ended from outside ----------------------------------------------------------------------------------------------
+
+CONTROL = "/v1/chat/completions/control"
+ARMED = {"reasoning_control": True, "reasoning_budget_message": " So.", "ignore_eos": True, "max_tokens": -1}
+ENDED = {"success": True}
+NOT_THERE = {"success": False, "message": "no active completion for this id"}
+
+
+@pytest.fixture(scope="module")
+def long(http: httpx.Client) -> Iterator[httpx.Client]:
+    """A context so long that nothing ends by itself while a test looks on."""
+    keys = (ApiKey("k"), ApiKey("other"))
+    with (
+        simulated(n_slots=2, n_ctx=200_000) as runtime,
+        client(runtime, server(api_keys=keys)) as served,
+    ):
+        served.headers["Authorization"] = "Bearer k"
+        yield served
+
+
+def end_thoughts(http: httpx.Client, name: str, key: str = "k") -> Any:
+    body = {"id": name, "action": "reasoning_end"}
+    reply = http.post(CONTROL, json=body, headers={"Authorization": f"Bearer {key}"})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def told(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("budget", [-1, 100_000])
+def test_a_client_ends_the_thoughts_that_it_reads(long: httpx.Client, budget: int) -> None:
+    body = {**ASK, **ARMED, "stream": True, "reasoning_budget_tokens": budget}
+    thoughts = content = ""
+    with long.stream("POST", CHAT, json=body) as response:
+        for i, chunk in enumerate(told(response.iter_lines())):
+            if i == 3:
+                assert end_thoughts(long, chunk["id"], "other") == NOT_THERE
+                assert end_thoughts(long, chunk["id"]) == ENDED
+            delta = chunk["choices"][0]["delta"]
+            thoughts += delta.get("reasoning_content", "")
+            content += delta.get("content") or ""
+            if len(content) > 5:
+                assert end_thoughts(long, chunk["id"]) == ENDED, "they have ended"
+                break
+    assert thoughts.endswith(" So.")
+    until(lambda: bool(end_thoughts(long, chunk["id"]) == NOT_THERE), "the reply is gone with its client")
+
+
+def test_ids_of_responses_and_messages_are_known(long: httpx.Client) -> None:
+    body = {**ARMED, "temperature": 0, "stream": True}
+    with long.stream("POST", "/v1/responses", json={**body, "input": "Hello"}) as response:
+        kinds = []
+        for i, event in enumerate(told(response.iter_lines())):
+            if i == 0:
+                assert end_thoughts(long, event["response"]["id"]) == ENDED
+            kinds.append(event["type"])
+            if event["type"] == "response.output_text.delta":
+                break
+    assert kinds.index("response.output_item.done") == kinds.index("response.reasoning_text.done") + 2
+    body = {**body, "max_tokens": 100_000, "messages": ASK["messages"]}
+    with long.stream("POST", "/v1/messages", json=body) as response:
+        kinds = []
+        for i, event in enumerate(told(response.iter_lines())):
+            if i == 0:
+                assert end_thoughts(long, event["message"]["id"]) == ENDED
+            kinds.append(event["type"])
+            if event.get("delta", {}).get("type") == "text_delta":
+                break
+    assert kinds.index("content_block_stop") < kinds.index("content_block_start", kinds.index("content_block_stop"))
+
+
+def test_who_did_not_ask_for_control_has_none(long: httpx.Client) -> None:
+    body = {**ASK, **ARMED, "stream": True, "reasoning_control": False, "reasoning_budget_tokens": 100_000}
+    with long.stream("POST", CHAT, json=body) as response:
+        chunks = told(response.iter_lines())
+        assert end_thoughts(long, next(chunks)["id"]) == {
+            "success": False,
+            "message": "reasoning control not enabled for this completion",
+        }
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "missing completion id"),
+        ({"id": "", "action": "reasoning_end"}, "missing completion id"),
+        ({"id": "chatcmpl-x"}, "unknown control action"),
+        ({"id": "chatcmpl-x", "action": "stop"}, "unknown control action"),
+        ({"id": 5, "action": "reasoning_end"}, "Field 'id': type must be string, but is number"),
+        ({"id": "chatcmpl-x", "action": 5}, "Field 'action': type must be string, but is number"),
+    ],
+)
+def test_control_that_is_wrong(http: httpx.Client, body: dict[str, Any], message: str) -> None:
+    assert refusal(http.post(CONTROL, json=body)) == message
+
+
+def test_control_needs_the_key_and_a_model(long: httpx.Client) -> None:
+    body = {"id": "chatcmpl-x", "action": "reasoning_end"}
+    assert long.post(CONTROL, json=body, headers={"Authorization": "Bearer no"}).status_code == 401
+    with client(None, server()) as loading:
+        assert loading.post(CONTROL, json=body).status_code == 503

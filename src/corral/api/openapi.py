@@ -15,6 +15,7 @@ from corral.api.routes import (
     anthropic,
     cache,
     completion,
+    control,
     info,
     metrics,
     ollama,
@@ -81,6 +82,14 @@ ROUTES = (
         doc.ChatRequest,
         reply.ChatReply,
         streams=True,
+    ),
+    Route(
+        "POST",
+        ("/v1/chat/completions/control",),
+        control.control,
+        "chat",
+        doc.ControlRequest,
+        reply.Controlled,
     ),
     Route(
         "POST",

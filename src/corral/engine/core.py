@@ -26,11 +26,11 @@ from corral.engine.sampling import RowSampler, new_row_sampler, used_seed
 from corral.engine.slot_work import SlotWork
 from corral.engine.state import EngineSnapshot
 from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
-from corral.events import Event, Failed, Finished, StopReason, Timings
+from corral.events import ControlDone, Event, Failed, Finished, StopReason, Timings
 from corral.ids import SlotId, TaskId
 from corral.ops import Trim
 from corral.ports import Clock, Context, Model
-from corral.tasks import CacheAction, SlotAction, Task, TaskGroup
+from corral.tasks import Action, CacheAction, ControlAction, Task, TaskGroup
 
 LINGER = 0.05
 MAX_LINGER_MS = 10.0
@@ -128,10 +128,16 @@ class Engine:
             raise
         return samplers
 
-    def act(self, action: SlotAction | CacheAction) -> None:
-        """Take in what is asked of the cache, or of a slot: that is done by the first ``step`` that finds it idle."""
+    def act(self, action: Action) -> None:
+        """Take in what is asked of the cache, or of a slot: that is done by the first ``step`` that finds it idle.
+
+        What is asked of a running task is done at once. Answers are among the events of the next ``step``.
+        """
         if isinstance(action, CacheAction):
             self._cache_work.add(action)
+            return
+        if isinstance(action, ControlAction):
+            self._life.events.append(self._control(action))
             return
         n_slots, n_vocab = len(self.books.slots), self._model.info.n_vocab
         if not 0 <= action.slot < n_slots:
@@ -141,6 +147,16 @@ class Engine:
             self._life.events.append(Failed(action.id, error))
             return
         self._slot_work.add(action)
+
+    def _control(self, action: ControlAction) -> ControlDone:
+        running = (g.task for g in self.books.generations() if g.task.request_id == action.request_id)
+        asked = [self.books.samplers[task.id].thoughts for task in running if task.tenant == action.tenant]
+        if not asked:
+            return ControlDone(action.id, "no active completion for this id")
+        armed = [thoughts for thoughts in asked if thoughts is not None and thoughts.can_end]
+        for thoughts in armed:
+            thoughts.end()
+        return ControlDone(action.id, "" if armed else "reasoning control not enabled for this completion")
 
     def cancel(self, tasks: Sequence[TaskId]) -> None:
         """Forget these tasks wherever they are. Ended and unknown ones are ignored; no event is sent for any."""
@@ -225,11 +241,12 @@ class Engine:
 
     def retire(self, error: CorralError) -> list[Event]:
         """Every task that is left fails, then what is worth it goes to disk. The engine is of no use after it."""
-        events = self._end_tasks(error)
+        failed = self._end_tasks(error)
         if self._disk_work:
             self._disk_work.write_out(self._carry_out, WRITE_OUT_S)
         self.publish()
-        return events
+        untold, self._life.events = self._life.events, []
+        return [*untold, *failed]
 
     def _carry_out(self, chosen: Plan) -> None:
         self._commit.record(chosen, self._executor.run(chosen, {}), self._clock.now_ms())

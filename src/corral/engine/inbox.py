@@ -1,4 +1,4 @@
-"""The mailbox of the engine thread: messages from any thread, cancels first."""
+"""The mailbox of the engine thread: messages from any thread, cancels and control first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Condition
 
 from corral.events import Event
 from corral.ids import TaskId
-from corral.tasks import CacheAction, SlotAction, TaskGroup
+from corral.tasks import Action, ControlAction, TaskGroup
 
 Sink = Callable[[list[Event]], None]
 """Called on the engine thread with a step's events of its tasks; must not block or raise."""
@@ -26,9 +26,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something is asked of a slot or of the cache; its end goes to ``sink``."""
+    """Something is asked of a slot, of the cache or of a running task; its end goes to ``sink``."""
 
-    action: SlotAction | CacheAction
+    action: Action
     sink: Sink
 
 
@@ -43,11 +43,11 @@ Message = Submit | Act | Cancel
 
 
 class Inbox:
-    """First in, first out, but cancels overtake. Safe for several writers and one reader."""
+    """First in, first out, but cancels and control overtake. Safe for several writers and one reader."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
-        self._cancels: list[Cancel] = []
+        self._urgent: list[Cancel | Act] = []
         self._changed = Condition()
         self._is_closed = False
         self._is_poked = False
@@ -60,9 +60,11 @@ class Inbox:
         with self._changed:
             if isinstance(message, Cancel):
                 self._forget(set(message.tasks))
-                self._cancels.append(message)
+                self._urgent.append(message)
             elif self._is_closed:
                 return False
+            elif isinstance(message, Act) and isinstance(message.action, ControlAction):
+                self._urgent.append(message)
             else:
                 self._messages.append(message)
             self._changed.notify()
@@ -81,11 +83,11 @@ class Inbox:
 
     def drain(self) -> Sequence[Message]:
         """Everything that came in since the last call. Never waits."""
-        if not self._messages and not self._cancels:
+        if not self._messages and not self._urgent:
             return ()
         with self._changed:
-            messages = [*self._cancels, *self._messages]
-            self._cancels.clear()
+            messages = [*self._urgent, *self._messages]
+            self._urgent.clear()
             self._messages.clear()
             return messages
 
@@ -98,10 +100,10 @@ class Inbox:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return when there is a message, the box is closed, or the time is over; True if there is a message."""
         with self._changed:
-            if not (self._messages or self._cancels or self._is_closed or self._is_poked):
+            if not (self._messages or self._urgent or self._is_closed or self._is_poked):
                 self._changed.wait(timeout_s)
             self._is_poked = False
-            return bool(self._messages or self._cancels)
+            return bool(self._messages or self._urgent)
 
     def close(self) -> None:
         """Take no more groups and wake the reader."""

@@ -17,9 +17,9 @@ from corral.engine.core import Engine
 from corral.engine.inbox import Act, Cancel, Inbox, Sink, Submit
 from corral.engine.state import EngineSnapshot
 from corral.errors import ServerError, Unavailable
-from corral.events import CacheDone, End, Event, Failed, SlotDone
+from corral.events import CacheDone, ControlDone, End, Event, Failed, SlotDone
 from corral.ids import TaskId
-from corral.tasks import CacheAction, SlotAction, TaskGroup
+from corral.tasks import Action, CacheAction, ControlAction, SlotAction, TaskGroup
 
 log = logging.getLogger("corral.engine")
 
@@ -91,7 +91,13 @@ class EngineThread:
         assert isinstance(done, CacheDone), done
         return done
 
-    async def _ask(self, action: SlotAction | CacheAction) -> Event:
+    async def control(self, action: ControlAction) -> ControlDone:
+        """The same for a task that runs: before the engine's next step, and before all that waits to be read."""
+        done = await self._ask(action)
+        assert isinstance(done, ControlDone), done
+        return done
+
+    async def _ask(self, action: Action) -> Event:
         async with TaskStream(self, [action.id], asyncio.get_running_loop()) as events:
             if not self._inbox.put(Act(action, events.receive)):
                 raise Unavailable("the server is shutting down", retry_after_s=10)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from corral.engine.inbox import Cancel, Inbox, Submit
+from corral.engine.inbox import Act, Cancel, Inbox, Submit
 from corral.events import Event
 from corral.ids import TaskId
-from corral.tasks import Task
+from corral.tasks import CacheAction, ControlAction, Task, TaskKind
 
 
 def group(*ids: int) -> tuple[Task, ...]:
@@ -38,6 +38,19 @@ def test_s7_a_cancel_overtakes() -> None:
     first, second = box.drain()
     assert isinstance(first, Cancel)
     assert isinstance(second, Submit)
+
+
+def test_s7_control_overtakes_and_is_not_taken_by_a_closed_box() -> None:
+    box = Inbox()
+    box.put(Submit((group(1),), sink))
+    box.put(Act(CacheAction(TaskId(2), TaskKind.CACHE_LIST), sink))
+    assert box.put(Act(ControlAction(TaskId(3), "chatcmpl-x"), sink))
+    box.put(Cancel((TaskId(9),)))
+    control, cancel, *rest = box.drain()
+    assert isinstance(control, Act) and control.action.id == 3
+    assert isinstance(cancel, Cancel) and len(rest) == 2
+    box.close()
+    assert not box.put(Act(ControlAction(TaskId(4), "chatcmpl-x"), sink))
 
 
 def test_s7_a_cancel_takes_its_tasks_out_of_what_was_not_read_yet() -> None:

@@ -23,7 +23,7 @@ from corral.sim.clock import VirtualClock
 from corral.sim.context import SimContext
 from corral.sim.model import SimModel, SimSpec
 from corral.sim.oracle import solo
-from corral.tasks import Limits, Sampling, Task
+from corral.tasks import ControlAction, Limits, Sampling, Task, ThoughtBudget
 
 MODEL = SimModel(SimSpec(eos_every=0))
 PROMPT = (97, 98, 99)
@@ -300,6 +300,27 @@ def test_a_batch_holds_all_that_came_since_the_last() -> None:
 
     with serving() as thread:
         run_bounded(body())
+
+
+def test_s7_control_acts_right_after_the_pass_that_runs() -> None:
+    gate = Gate()
+    thoughts = ThoughtBudget(-1, ("<t>",), ("</t>",), tuple(b"</t>"), n_open=0, can_end=True)
+
+    async def body(thread: EngineThread) -> None:
+        sampling = Sampling(temperature=0, thoughts=thoughts)
+        task = replace(new_task(thread, n_predict=40), sampling=sampling, request_id="chatcmpl-1")
+        gate.is_open.clear()
+        async with thread.stream([(task,)]) as events:
+            await asyncio.to_thread(gate.wait_for_pass)
+            asked = asyncio.create_task(thread.control(ControlAction(thread.new_task_id(), "chatcmpl-1")))
+            await asyncio.sleep(0)
+            gate.is_open.set()
+            assert (await asked).fault == ""
+            (end,) = [event async for event in events if isinstance(event, Finished)]
+        assert end.tokens[1:5] == thoughts.forced, "the first pass ran while it was asked for"
+
+    with serving(gate) as thread:
+        run_bounded(body(thread))
 
 
 def test_events_for_a_loop_that_is_closed_harm_nobody() -> None:

@@ -164,6 +164,14 @@ class ChatRequest(CompletionFields, ChatFields):
     echo: bool = Field(False, description="Repeat the text of the assistant's last message that is continued.")
 
 
+class ControlRequest(BaseModel):
+    """POST /v1/chat/completions/control."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"id": "chatcmpl-x", "action": "reasoning_end"}})
+    id: str = Field(description="Of a reply that is being streamed and was asked for with reasoning_control.")
+    action: Literal["reasoning_end"]
+
+
 class TemplateRequest(ChatFields):
     """POST /apply-template and the token counts."""
 

@@ -57,6 +57,13 @@ class InputTokens(BaseModel):
     object: Literal["response.input_tokens"]
 
 
+class Controlled(BaseModel):
+    """Whether there was something to act on; if not, why."""
+
+    success: bool
+    message: str = ""
+
+
 class MessageTokens(BaseModel):
     """How long the prompt of a Messages request is."""
 
