@@ -14,18 +14,16 @@ from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
 from corral.api.sessions import Sessions
 from corral.chat.jobs import ChatModel
-from corral.chat.template import CHATML, ChatTemplate
+from corral.chat.loaded import chat_model_of
 from corral.config import MIB, ServerConfig
 from corral.engine.state import Counters
 from corral.errors import InvalidRequest, LoadError
-from corral.ids import AdapterId, AdapterSet, CacheKey, TenantId, Token, adapter_set
+from corral.ids import AdapterId, AdapterSet, CacheKey, TenantId, adapter_set
 from corral.runtime import Runtime
 from corral.tasks import NOBODY
 
 SERVICE = "corral.service"
 TENANT = "corral.tenant"
-TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
-"""The key of a GGUF's second template, for requests with tools."""
 MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN = 8 * MIB, 16
 BUILD = f"corral-{version('corral')}"
 
@@ -100,7 +98,7 @@ class Service:
         info = runtime.model.info
         model = min(server.alias) if server.alias else info.path or info.name
         adapters = DefaultAdapters({adapter.id: adapter.scale for adapter in runtime.model.adapters})
-        chat, responses = _chat_model(runtime, server), _response_store(server)
+        chat, responses = chat_model_of(runtime.model, server.chat_template), _response_store(server)
         return Service(runtime, server, defaults, chat, model, time.time(), adapters, responses=responses)
 
 
@@ -111,16 +109,6 @@ def _response_store(server: ServerConfig) -> ResponseStore | None:
     store = ResponseStore(server.responses_store, server.responses_store_max)
     store.open()
     return store
-
-
-def _chat_model(runtime: Runtime, server: ServerConfig) -> ChatModel:
-    """Raises LoadError."""
-    info = runtime.model.info
-    bos, eos = token_text(runtime, info.bos_token), token_text(runtime, info.eos_token)
-    own_tools = None if server.chat_template else info.meta.get(TOOL_TEMPLATE)
-    template = ChatTemplate(server.chat_template or info.chat_template or own_tools or CHATML, bos, eos)
-    for_tools = ChatTemplate(own_tools, bos, eos) if own_tools else None
-    return ChatModel(template, info, runtime.model.tokenizer, for_tools, runtime.model.new_matcher)
 
 
 def service_of(request: Request) -> Service:
@@ -139,10 +127,3 @@ def cache_key(request: Request, salt: str) -> CacheKey:
     """Whose prefixes a request may meet: those of its API key, unless keys share theirs, and of its own salt."""
     tenant = "" if service_of(request).server.shared_cache else tenant_of(request).id
     return CacheKey(f"{tenant}:{salt}" if tenant or salt else "")
-
-
-def token_text(runtime: Runtime, token: Token | None) -> str:
-    """The text of a control token; "" for None."""
-    if token is None:
-        return ""
-    return runtime.model.tokenizer.piece(token, special=True).decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from corral.chat.adapt import Message
+from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation
 from corral.chat.formats.base import Expect, Format, Reader, TagFormat
 from corral.chat.formats.detect import detect_format
@@ -156,6 +157,12 @@ class ChatModel:
 
     def tokens(self, rendered: Rendered) -> tuple[Token, ...]:
         return self._guard.tokens(rendered.marked, rendered.guarded.mark, self._info, self._tokenizer)
+
+    def borders(self, rendered: Rendered, request: ChatRequest, prompt: Sequence[Token]) -> tuple[int, ...]:
+        """As in ``tasks.Task``. The template runs twice more."""
+        text = rendered.text
+        positions = text_borders(text, rendered.messages, lambda part: self.render_part(rendered, part, request))
+        return token_borders(prompt, text, positions, self._tokenizer)
 
     def preserved(self, rendered: Rendered) -> frozenset[Token]:
         """Control tokens that are marks of the format: the reader must see them. Without one, those around thoughts."""

@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from corral.api.dialects.settings import public_settings_json
 from corral.api.routes.body import json_response
-from corral.api.service import BUILD, Service, service_of, token_text
+from corral.api.service import BUILD, Service, service_of
+from corral.chat.loaded import token_text
 from corral.errors import NotSupported
 from corral.tasks import Limits
 
@@ -59,8 +60,8 @@ def _props(service: Service) -> Json:
         "ui_settings": {},
         "chat_template": service.chat.template.source,
         "chat_template_caps": service.chat.tool_template.caps.as_json(),
-        "bos_token": token_text(runtime, info.bos_token),
-        "eos_token": token_text(runtime, info.eos_token),
+        "bos_token": token_text(runtime.model, info.bos_token),
+        "eos_token": token_text(runtime.model, info.eos_token),
         "build_info": BUILD,
         "is_sleeping": False,
         "cors_proxy_enabled": False,

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corral.api.schemas.absent import refuse_in_chat
-from corral.api.schemas.constraint import behind_thoughts
 from corral.api.schemas.fields import Fields, type_name
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, check_fits
 from corral.api.schemas.thoughts import has_tags, read_budget_message, read_chat_budget, read_tagged_budget
 from corral.api.service import Service
-from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation, Part, read_conversation
+from corral.chat.held import held
 from corral.chat.jobs import ChatRequest, ReasoningFormat, Rendered
 from corral.chat.messages import read_messages
 from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
 from corral.ports import Rollback
-from corral.tasks import Sampling, ThoughtBudget
+from corral.tasks import ThoughtBudget
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
@@ -60,21 +59,11 @@ def read_chat(fields: Fields, service: Service) -> Chat:
         params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
     params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
     thoughts = _thoughts(fields, request, rendered, service)
-    params = replace(params, sampling=replace(_held(params.sampling, request, rendered, service), thoughts=thoughts))
+    sampling = held(params.sampling, service.chat, request, rendered, service.defaults.sampling.constraint)
+    params = replace(params, sampling=replace(sampling, thoughts=thoughts))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
     prompt = service.chat.tokens(rendered)
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
-
-
-def _held(sampling: Sampling, request: ChatRequest, rendered: Rendered, service: Service) -> Sampling:
-    """What the reply is held to: what the body asks for, or what its tools need."""
-    own = sampling.constraint
-    for_tools = service.chat.constraint(rendered, request)
-    if for_tools is None:
-        return sampling if own is None else replace(sampling, constraint=behind_thoughts(own, rendered))
-    if own is not None and own != service.defaults.sampling.constraint:
-        raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
-    return replace(sampling, constraint=for_tools)
 
 
 def _thoughts(fields: Fields, request: ChatRequest, rendered: Rendered, service: Service) -> ThoughtBudget | None:
@@ -132,11 +121,7 @@ def _borders(request: ChatRequest, rendered: Rendered, prompt: Prompt, service: 
     """Only where memory needs checkpoints: to find them the template runs twice more."""
     if service.runtime.traits.rollback is Rollback.ANY:
         return ()
-    text = rendered.text
-    positions = text_borders(
-        text, rendered.messages, lambda messages: service.chat.render_part(rendered, messages, request)
-    )
-    return token_borders(prompt, text, positions, service.runtime.model.tokenizer)
+    return service.chat.borders(rendered, request, prompt)
 
 
 def _continue_final(fields: Fields) -> bool | Part:

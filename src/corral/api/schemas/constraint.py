@@ -7,7 +7,6 @@ from dataclasses import replace
 import orjson
 
 from corral.api.schemas.fields import Fields, wrong_type
-from corral.chat.jobs import Rendered
 from corral.errors import InvalidRequest
 from corral.guidance.pattern import compile_pattern
 from corral.ids import Token
@@ -114,16 +113,3 @@ def _pattern(text: str, kind: TriggerKind) -> Trigger:
     except InvalidRequest as error:
         raise InvalidRequest(f"Field 'grammar_triggers': {error}") from None
     return Trigger(text, kind)
-
-
-def behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:
-    """The same, but off in the thoughts before a chat reply's text, and in the marks of its channels."""
-    format, expect = rendered.format, rendered.expect
-    if expect.is_text or constraint.after:
-        return constraint
-    if format.opener:
-        return replace(constraint, after=format.opener)
-    thinking = format.thinking
-    if thinking is None or rendered.text.rstrip().endswith(thinking.ends):
-        return constraint
-    return replace(constraint, after=thinking.ends[0], opener="" if expect.is_thinking else thinking.starts[0])

@@ -6,14 +6,16 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+from tests.api.live import until
+from tests.unit.llm.simulated import WatchedLLM, simulated_llm
 
 from corral import LLM, SamplingParams
-from corral.config import ContextConfig, EngineConfig
+from corral.engine.state import SlotState
 from corral.errors import ExceedContext, InvalidRequest, Unavailable
-from corral.runtime import Runtime
-from corral.tasks import Limits, Sampling
 
 
 def test_importing_corral_loads_neither_libllama_nor_the_server() -> None:
@@ -27,25 +29,9 @@ def test_an_unknown_option_is_named_before_anything_is_loaded() -> None:
         LLM("nowhere.gguf", n_slotz=3)
 
 
-def test_parameters_default_to_the_server_sampling() -> None:
-    assert SamplingParams().sampling() == Sampling()
-
-
-def test_parameters_are_translated() -> None:
-    params = SamplingParams(
-        max_tokens=None, temperature=0, top_k=-1, stop="END", repetition_penalty=1.2, logprobs=3, logit_bias={7: -1.0}
-    )
-    sampling = params.sampling()
-    assert (sampling.temperature, sampling.top_k, sampling.repeat_penalty) == (0, 0, 1.2)
-    assert (sampling.n_probs, sampling.logit_bias) == (3, ((7, -1.0),))
-    assert params.limits() == Limits(n_predict=-1, stop=("END",))
-    assert SamplingParams(max_tokens=0, stop=["a", ""]).limits() == Limits(n_predict=0, stop=("a",))
-
-
 @pytest.fixture
-def llm() -> Iterator[LLM]:
-    context = ContextConfig(n_ctx=1024, n_slots=3, n_rows=5, n_batch=64, n_ubatch=64)
-    with LLM.over(Runtime.simulated(context, EngineConfig(n_slots=3, max_queue=8, audit=True))) as made:
+def llm() -> Iterator[WatchedLLM]:
+    with simulated_llm() as made:
         yield made
 
 
@@ -121,3 +107,55 @@ def test_closing_twice_is_harmless_and_ends_the_thread(llm: LLM) -> None:
     llm.close()
     with pytest.raises(Unavailable):
         llm.generate([5], GREEDY)
+
+
+def test_an_urgent_prompt_takes_the_slot_of_one_that_runs() -> None:
+    with simulated_llm(n_slots=1, n_ctx=16384) as llm, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(llm.generate, [7, 8], SamplingParams(max_tokens=4000, ignore_eos=True))
+        until(lambda: llm.state.slots[0].state is SlotState.GENERATING, "the long one runs")
+        (urgent,) = llm.generate([5], replace(GREEDY, priority=1))
+        assert len(urgent.tokens) == 6 and not long.done()
+        (done,) = long.result(60)
+    assert len(done.tokens) == 4000 and done.timings.n_parked == 1
+
+
+def test_urgent_prompts_of_a_batch_go_first() -> None:
+    with simulated_llm(n_slots=1) as llm:
+        each = [replace(GREEDY, priority=i % 3) for i in range(9)]
+        completions = llm.generate([[7 + i] for i in range(9)], each)
+        assert [completion.prompt_index for completion in completions] == list(range(9))
+        assert llm.submitted == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+        with pytest.raises(InvalidRequest, match="priority must be between -100 and 100, but is 101"):
+            llm.generate([5], SamplingParams(priority=101))
+
+
+def test_prefixes_are_shared_with_the_same_salt_only(llm: LLM) -> None:
+    prompt = [3 + i % 200 for i in range(90)]
+
+    def n_cached(params: SamplingParams) -> int:
+        return llm.generate(prompt, params)[0].timings.n_cached
+
+    one, other = replace(GREEDY, cache_salt="one"), replace(GREEDY, cache_salt="other")
+    assert [n_cached(one), n_cached(other), n_cached(GREEDY)] == [0, 0, 0]
+    assert [n_cached(params) > 0 for params in (one, other, GREEDY, replace(one, cache_prompt=False))] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_log_probabilities_of_prompts(llm: LLM) -> None:
+    prompt = [3 + i % 200 for i in range(40)]
+    first, second = llm.generate(prompt, replace(GREEDY, prompt_logprobs=2, n=2))
+    assert [entry.token for entry in first.prompt_logprobs] == prompt[1:]
+    assert all(len(entry.top) == 2 and entry.p <= entry.top[0][1] for entry in first.prompt_logprobs)
+    assert second.prompt_logprobs == first.prompt_logprobs
+    assert llm.generate(prompt, GREEDY)[0].prompt_logprobs == ()
+
+
+def test_text_is_one_of_the_choices(llm: LLM) -> None:
+    texts = ["yes", "no", 'the "third"\n']
+    done = llm.generate([[i] for i in range(5, 15)], SamplingParams(choice=texts, temperature=30.0, top_k=0))
+    assert {completion.text for completion in done} <= set(texts) and len({one.text for one in done}) > 1
+    assert {completion.finish_reason for completion in done} == {"stop"}

@@ -1,0 +1,38 @@
+"""What the reply to a conversation is held to: what was asked for, behind its thoughts, or what its tools need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from corral.chat.jobs import ChatModel, ChatRequest, Rendered
+from corral.errors import InvalidRequest
+from corral.tasks import Constraint, Sampling
+
+
+def held(
+    sampling: Sampling, model: ChatModel, request: ChatRequest, rendered: Rendered, default: Constraint | None = None
+) -> Sampling:
+    """``sampling`` with its constraint as it acts on the reply; ``default``: what gives way to tools.
+
+    Raises InvalidRequest for two things at once, and for tools that cannot be held.
+    """
+    own = sampling.constraint
+    for_tools = model.constraint(rendered, request)
+    if for_tools is None:
+        return sampling if own is None else replace(sampling, constraint=_behind_thoughts(own, rendered))
+    if own is not None and own != default:
+        raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
+    return replace(sampling, constraint=for_tools)
+
+
+def _behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:
+    """The same, but off in the thoughts before a chat reply's text, and in the marks of its channels."""
+    format, expect = rendered.format, rendered.expect
+    if expect.is_text or constraint.after:
+        return constraint
+    if format.opener:
+        return replace(constraint, after=format.opener)
+    thinking = format.thinking
+    if thinking is None or rendered.text.rstrip().endswith(thinking.ends):
+        return constraint
+    return replace(constraint, after=thinking.ends[0], opener="" if expect.is_thinking else thinking.starts[0])
