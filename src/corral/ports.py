@@ -84,8 +84,9 @@ class MemoryTraits:
 class ModelInfo:
     """What a model says of itself. Token fields are None where the vocabulary has none.
 
-    ``fingerprint`` stands for the weights: models with the same compute the same. ``meta`` holds the GGUF's scalar key-
-    values as text. ``eog_tokens`` end a generation, ``suppressed_tokens`` are never to be drawn.
+    ``weights`` is a sum that stands for the weights, ``fingerprint`` for them and for what computes with them: where it
+    is the same, the same is computed. ``meta`` holds the GGUF's scalar key-values as text. ``eog_tokens`` end a
+    generation, ``suppressed_tokens`` are never to be drawn.
     """
 
     name: str
@@ -105,6 +106,7 @@ class ModelInfo:
     chat_template: str | None
     meta: dict[str, str]
     suppressed_tokens: frozenset[Token] = frozenset()
+    weights: str = ""
     fingerprint: str = ""
 
 

@@ -14,6 +14,7 @@ from corral.engine.disk_entry import identity_of
 from corral.engine.disk_tier import DiskTier, prepare_folder
 from corral.engine.sampling import new_row_sampler
 from corral.engine.shift import can_move
+from corral.engine.slot_file import NOBODY_KNOWN, Origin
 from corral.engine.thread import EngineThread
 from corral.ports import Clock, Context, MemoryTraits, Model, ModelInfo
 from corral.tasks import Sampling
@@ -34,13 +35,14 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A model that serves. ``n_ctx_slot`` is the most tokens one conversation may hold."""
+    """A model that serves. ``n_ctx_slot``: the most tokens of a conversation; ``origin``: as slot files name it."""
 
     model: Model
     engine: EngineThread
     traits: MemoryTraits
     n_slots: int
     n_ctx_slot: int
+    origin: Origin = NOBODY_KNOWN
 
     @staticmethod
     def open(
@@ -112,7 +114,8 @@ def _start(
     if disk:
         disk.on_news = thread.wake
     thread.start(first)
-    return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row)
+    origin = Origin(model.info.weights, model.info.name, shape.rope_freq_base, shape.rope_freq_scale)
+    return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row, origin)
 
 
 def _open_disk(config: EngineConfig, identity: str) -> DiskTier | None:

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from corral.config import ApiKey, ServerConfig
 from corral.engine import slot_file
 from corral.ports import MemoryTraits
 
+TRAITS = MemoryTraits(2048, 2048, 4, 1, 64, 64, True, state_version=3)
 TEXT = "Once upon a time there was a llama that lived in a corral with others"
 
 
@@ -172,6 +174,64 @@ def test_a_failed_restore_leaves_the_slot_as_it_was(serve_sim: SimServer, tmp_pa
     assert complete(http, TEXT)["timings"]["cache_n"] > 60
 
 
+def test_what_is_wrong_with_a_file_is_told(files: httpx.Client, tmp_path: Path) -> None:
+    complete(files, TEXT)
+    act(files, 0, "save", "good")
+    before = files.get("/slots").json()
+    raw = (tmp_path / "good").read_bytes()
+    model = raw.replace(b'"model":"', b'"model":"x', 1)
+    assert model != raw
+    for name, data, why in (
+        ("cut", raw[:-20], "it is cut short, or its end is damaged"),
+        ("cut to its head", raw[:200], "it is cut short"),
+        ("more", raw + b"more", "4 bytes were added behind its end"),
+        ("damaged", model, "it is damaged"),
+        ("text", b"root:x:0:0:root:/root:/bin/bash", "it is no slot file"),
+        ("empty file", b"", "it is empty"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        code, text = message(act(files, 0, "restore", name))
+        assert (code, text.startswith(f"Unable to restore slot: {why}")) == (400, True), text
+    assert files.get("/slots").json() == before
+    assert complete(files, TEXT)["timings"]["cache_n"] > 60
+
+
+def test_a_file_of_another_model_is_told(serve_sim: SimServer, tmp_path: Path) -> None:
+    http = serve_sim(server(tmp_path), n_slots=1)
+    complete(http, TEXT)
+    act(http, 0, "save", "good")
+    before = http.get("/slots").json()
+    file, _ = slot_file.load(tmp_path / "good", TRAITS)
+    (tmp_path / "good").unlink()
+    other = replace(file, origin=replace(file.origin, weights="other", model="Alpaca"))
+    slot_file.save(tmp_path / "other", other, TRAITS.state_version)
+    why = "Unable to restore slot: the model 'Alpaca' wrote it, and this server runs 'sim'"
+    assert message(act(http, 0, "restore", "other")) == (400, why)
+    assert http.get("/slots").json() == before
+
+
+@pytest.mark.parametrize("action", ["save", "restore"])
+def test_a_folder_is_no_slot_file(files: httpx.Client, tmp_path: Path, action: str) -> None:
+    complete(files, TEXT)
+    (tmp_path / "folder").mkdir()
+    assert message(act(files, 0, action, "folder")) == (400, "Invalid filename: folder is a folder, not a file")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_save_that_fails_is_logged_with_its_reason(
+    files: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    complete(files, TEXT)
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    told = "Unable to save slot: No space left on device"
+    assert message(act(files, 0, "save", "x")) == (500, told)
+    assert f"POST /slots/0 failed: {told}" in caplog.messages
+
+
 def test_a_busy_slot_is_waited_for_and_streams_go_on(serve_sim: SimServer, tmp_path: Path) -> None:
     http = serve_sim(server(tmp_path), n_slots=1, n_ctx=4096)
     with send_raw(http, {"prompt": TEXT, "n_predict": 300, "ignore_eos": True}):
@@ -204,7 +264,6 @@ while True:
 
 
 def test_kill_9_during_a_save_leaves_a_whole_file(tmp_path: Path) -> None:
-    traits = MemoryTraits(2048, 2048, 4, 1, 64, 64, True, state_version=3)
     for n_before in range(1, 6):
         with subprocess.Popen(
             [sys.executable, "-c", KILLED, str(tmp_path / "a")], stdout=subprocess.PIPE, text=True
@@ -213,5 +272,5 @@ def test_kill_9_during_a_save_leaves_a_whole_file(tmp_path: Path) -> None:
             for _ in range(n_before):
                 process.stdout.readline()
             os.kill(process.pid, signal.SIGKILL)
-        file, _ = slot_file.load(tmp_path / "a", traits)
+        file, _ = slot_file.load(tmp_path / "a", TRAITS)
         assert (len(set(file.tokens)), file.tokens[0] >= n_before) == (1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import orjson
@@ -12,9 +13,14 @@ from starlette.types import Scope
 
 from corral.errors import CorralError, ExceedContext, InvalidRequest, NotFound, ServerError, Unavailable
 
+log = logging.getLogger("corral.api")
+
 JSON = "application/json; charset=utf-8"
 ERROR_SHAPE = "corral.error_shape"
 """Where the ASGI scope has the shape of the route's errors."""
+
+REQUEST_ID = "corral.request_id"
+"""Where the ASGI scope has the request's id, if what runs the application gives one."""
 
 Shape = Callable[[CorralError], bytes]
 """An error as the body of a reply."""
@@ -72,6 +78,9 @@ def error_response(error: CorralError, shape: Shape = error_body) -> Response:
 
 async def on_corral_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CorralError)
+    if isinstance(error, ServerError):
+        told = {"request_id": request.scope.get(REQUEST_ID, "")}
+        log.error("%s %s failed: %s", request.method, request.url.path, error, extra=told)
     return error_response(error, shape_of(request.scope))
 
 

@@ -10,9 +10,6 @@ from corral.events import Event, Finished
 
 log = logging.getLogger("corral.request")
 
-REQUEST_ID = "corral.request_id"
-"""Where the ASGI scope has the request's id, if what runs the application gives one."""
-
 
 class LoggedDialect:
     """A dialect that tells the log what passes."""

@@ -9,7 +9,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corral.api.request_log import REQUEST_ID
+from corral.api.errors import REQUEST_ID
 
 _FIT = re.compile(rb"[\x21-\x7e]{1,128}")
 _HEADER = b"x-request-id"

@@ -3,28 +3,27 @@
     u32 magic "ggsq", u32 version, u32 count, count words, state of the row, trailer
 
 The words are a record: -1, version 1, u32 n, n tokens, u32 media (0); or, in older files, just the tokens. libllama
-reads the state it knows and nothing beyond it, so a trailer of sections may follow:
-
-    sections (4 bytes of name, u64 size, bytes), "corralT1", u64 size of the trailer, BLAKE2b over all before
-
-The section "ckpt" has checkpoints of beginnings of the tokens: u32 count, of each u32 tokens and u64 bytes, then the
-bytes. Other sections are passed over. The sum finds damage in the numbers of the cache, which nothing else would. A
-file without trailer is taken as it is. No state in the file has ``MemoryTraits.state_head``.
+reads the state it knows and nothing beyond it, so a trailer of sections with a sum may follow (``slot_trailer``): it
+finds damage in the numbers of the cache, which nothing else would. The section "from" says who computed the state; the
+section "ckpt" has checkpoints of beginnings of the tokens: u32 count, of each u32 tokens and u64 bytes, then the bytes.
+Other sections are passed over. A file without trailer is taken as it is. No state in the file has
+``MemoryTraits.state_head``.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import stat
 import struct
 import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from corral.engine.slot_trailer import BadSlotFile, read, summed, trailer
 from corral.engine.whole_file import write_whole
 from corral.errors import InvalidRequest, ServerError
 from corral.ids import Token
@@ -34,14 +33,28 @@ from corral.ports import MemoryTraits
 MAGIC = 0x67677371
 _HEAD = struct.Struct("<III")
 _RECORD, _RECORD_VERSION = -1, 1
-_TRAILER_MAGIC = b"corralT1"
-_SECTION = struct.Struct("<4sQ")
-_CHECKPOINTS = b"ckpt"
+_FROM, _CHECKPOINTS = b"from", b"ckpt"
+_FROM_MARK = b'{"weights":'
 _COUNT, _MARK = struct.Struct("<I"), struct.Struct("<IQ")
-_SUM_BYTES = 16
-_FOOT_BYTES = len(_TRAILER_MAGIC) + 8 + _SUM_BYTES
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 MAX_NAME_BYTES = 255
+_MAX_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who computed a state: the sum of the weights ("" if it is not known), the model's name, and what turns its cells.
+
+    Numbers as of the flags --rope-freq-base and --rope-freq-scale: 0 stands for the model's own.
+    """
+
+    weights: str = ""
+    model: str = ""
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+
+
+NOBODY_KNOWN = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +67,7 @@ class SlotFile:
     tokens: tuple[Token, ...]
     state: bytes
     checkpoints: tuple[SavedCheckpoint, ...] = ()
-
-
-class BadSlotFile(InvalidRequest):
-    """A file that cannot be restored; the message says why."""
+    origin: Origin = NOBODY_KNOWN
 
 
 def is_valid_name(name: str) -> bool:
@@ -76,12 +86,15 @@ def is_valid_name(name: str) -> bool:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of this name. Raises InvalidRequest for a bad name or a link that leads out of the folder."""
+    """The file of this name. Raises InvalidRequest for a bad name, a link that leads out, and what is no file."""
     if not is_valid_name(name):
         raise InvalidRequest("Invalid filename")
     real = (folder / name).resolve()
     if real.parent != folder.resolve():
         raise InvalidRequest(f"Invalid filename: {name} is a link that leads out of the folder of slot files")
+    if real.exists() and not real.is_file():
+        kind = "folder" if real.is_dir() else "device, pipe or socket"
+        raise InvalidRequest(f"Invalid filename: {name} is a {kind}, not a file")
     return real
 
 
@@ -98,11 +111,7 @@ def save(path: Path, file: SlotFile, version: int) -> int:
 
 def pack(file: SlotFile, version: int) -> Iterator[bytes]:
     """The bytes of a file, in parts."""
-    digest = hashlib.blake2b(digest_size=_SUM_BYTES)
-    for part in _parts(file, version):
-        digest.update(part)
-        yield part
-    yield digest.digest()
+    return summed(_parts(file, version))
 
 
 def _parts(file: SlotFile, version: int) -> Iterator[bytes]:
@@ -110,14 +119,15 @@ def _parts(file: SlotFile, version: int) -> Iterator[bytes]:
     yield _HEAD.pack(MAGIC, version, len(record))
     yield _words(record)
     yield file.state
-    n_bytes = _FOOT_BYTES
+    yield from trailer(_sections(file))
+
+
+def _sections(file: SlotFile) -> Iterator[tuple[bytes, list[bytes]]]:
+    if file.origin.weights:
+        yield _FROM, [json.dumps(asdict(file.origin), separators=(",", ":")).encode()]
     if file.checkpoints:
-        table = _COUNT.pack(len(file.checkpoints)) + b"".join(_MARK.pack(n, len(data)) for n, data in file.checkpoints)
-        n_section = len(table) + sum(len(data) for _, data in file.checkpoints)
-        yield _SECTION.pack(_CHECKPOINTS, n_section) + table
-        yield from (data for _, data in file.checkpoints)
-        n_bytes += _SECTION.size + n_section
-    yield _TRAILER_MAGIC + struct.pack("<Q", n_bytes)
+        marks = b"".join(_MARK.pack(n, len(data)) for n, data in file.checkpoints)
+        yield _CHECKPOINTS, [_COUNT.pack(len(file.checkpoints)) + marks, *(data for _, data in file.checkpoints)]
 
 
 def _words(values: Sequence[int]) -> bytes:
@@ -127,55 +137,86 @@ def _words(values: Sequence[int]) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, traits: MemoryTraits) -> tuple[SlotFile, int]:
-    """The file and its size in bytes. Raises BadSlotFile: no such file, not one of ours, too long for a slot."""
+def load(path: Path, traits: MemoryTraits, origin: Origin = NOBODY_KNOWN) -> tuple[SlotFile, int]:
+    """The file and its size in bytes; ``origin`` is who reads it.
+
+    Raises BadSlotFile: no such file, not one of ours, of another model, too long for a slot.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise BadSlotFile("Unable to restore slot: not a regular file")
+                raise BadSlotFile("not a regular file")
             head = file.read(_HEAD.size)
             _check_head(head, traits)
             raw = head + file.read()
     except OSError as error:
-        raise BadSlotFile(f"Unable to restore slot: {error.strerror or error}") from None
-    return unpack(raw, traits), len(raw)
+        raise BadSlotFile(error.strerror or str(error)) from None
+    return unpack(raw, traits, origin), len(raw)
 
 
 def _check_head(head: bytes, traits: MemoryTraits) -> None:
     """Before the rest is read, which may be large."""
+    if not head:
+        raise BadSlotFile("it is empty")
+    if not head.startswith(struct.pack("<I", MAGIC)):
+        raise BadSlotFile("it is no slot file")
     if len(head) < _HEAD.size:
-        raise BadSlotFile("Unable to restore slot: the file is too short")
-    magic, version, n_words = _HEAD.unpack(head)
-    if magic != MAGIC:
-        raise BadSlotFile("Unable to restore slot: it is not a file of a slot")
+        raise BadSlotFile(f"it is cut short: {len(head)} bytes")
+    _, version, n_words = _HEAD.unpack(head)
     if version != traits.state_version:
         raise BadSlotFile(
-            f"Unable to restore slot: the file has state version {version}, "
-            f"this server reads and writes version {traits.state_version}"
+            f"the file has state version {version}, this server reads and writes version {traits.state_version}"
         )
     if n_words > traits.n_cells_row + 4:
-        raise BadSlotFile("Unable to restore slot: Restored prompt does not fit in the slot context")
+        raise BadSlotFile("Restored prompt does not fit in the slot context")
 
 
-def unpack(raw: bytes, traits: MemoryTraits) -> SlotFile:
+def unpack(raw: bytes, traits: MemoryTraits, origin: Origin = NOBODY_KNOWN) -> SlotFile:
     """Raises BadSlotFile."""
     _check_head(raw[: _HEAD.size], traits)
-    end, sections = _trailer(raw)
     (_, _, n_words) = _HEAD.unpack_from(raw)
     state_at = _HEAD.size + 4 * n_words
+    end, sections = read(raw, _HEAD.size, _FROM_MARK)
     if state_at > end:
-        raise BadSlotFile("Unable to restore slot: the file is cut short")
+        raise BadSlotFile(f"it is cut short: its {len(raw)} bytes end within its {n_words} tokens")
+    wrote = _origin(sections.get(_FROM, b"{}"))
+    _check_origin(wrote, origin)
     words = array("i")
     words.frombytes(raw[_HEAD.size : state_at])
     tokens = _tokens(words.tolist())
     if len(tokens) > traits.n_cells_row:
-        raise BadSlotFile("Unable to restore slot: Restored prompt does not fit in the slot context")
-    return SlotFile(tokens, raw[state_at:end], _checkpoints(sections.get(_CHECKPOINTS, b""), len(tokens)))
+        raise BadSlotFile("Restored prompt does not fit in the slot context")
+    return SlotFile(tokens, raw[state_at:end], _checkpoints(sections.get(_CHECKPOINTS, b""), len(tokens)), wrote)
+
+
+def _origin(section: bytes) -> Origin:
+    try:
+        found = json.loads(section)
+        return Origin(**{name: type(default)(found[name]) for name, default in asdict(NOBODY_KNOWN).items() if found})
+    except (ValueError, TypeError, KeyError):
+        raise BadSlotFile("its trailer is damaged") from None
+
+
+def _check_origin(wrote: Origin, reads: Origin) -> None:
+    """Cells of other weights have the same form as often as not, and would be nonsense. Raises BadSlotFile."""
+    if not (wrote.weights and reads.weights):
+        return
+    theirs, ours = repr(wrote.model[:_MAX_SHOWN]), repr(reads.model[:_MAX_SHOWN])
+    if wrote.weights != reads.weights and wrote.model == reads.model:
+        raise BadSlotFile(f"another file of the model {theirs} wrote it: other weights or another quantization")
+    if wrote.weights != reads.weights:
+        raise BadSlotFile(f"the model {theirs} wrote it, and this server runs {ours}")
+    for flag, was, is_now in (
+        ("--rope-freq-base", wrote.rope_freq_base, reads.rope_freq_base),
+        ("--rope-freq-scale", wrote.rope_freq_scale, reads.rope_freq_scale),
+    ):
+        if was != is_now:
+            raise BadSlotFile(f"it was written with {flag} {was:g}, and this server has {is_now:g}")
 
 
 def _checkpoints(section: bytes, n_tokens: int) -> tuple[SavedCheckpoint, ...]:
-    bad = BadSlotFile(f"Unable to restore slot: the checkpoints in the file are not of its {n_tokens} tokens")
+    bad = BadSlotFile(f"the checkpoints in the file are not of its {n_tokens} tokens")
     if not section:
         return ()
     n_max = (len(section) - _COUNT.size) // _MARK.size
@@ -194,34 +235,12 @@ def _tokens(words: list[int]) -> tuple[Token, ...]:
     if not words or words[0] != _RECORD:
         return tuple(words)
     if len(words) < 4 or words[1] != _RECORD_VERSION:
-        raise BadSlotFile("Unable to restore slot: Unsupported server tokens state version")
+        raise BadSlotFile("Unsupported server tokens state version")
     n = words[2]
     if not 0 <= n <= len(words) - 4:
-        raise BadSlotFile("Unable to restore slot: the list of tokens is cut short")
+        raise BadSlotFile("the list of tokens is cut short")
     if words[3 + n] != 0:
-        raise BadSlotFile("Unable to restore slot: Cannot restore media tokens without an mmproj")
+        raise BadSlotFile("Cannot restore media tokens without an mmproj")
     if len(words) > n + 4:
-        raise BadSlotFile("Unable to restore slot: Trailing data in server tokens state")
+        raise BadSlotFile("Trailing data in server tokens state")
     return tuple(words[3 : 3 + n])
-
-
-def _trailer(raw: bytes) -> tuple[int, dict[bytes, bytes]]:
-    """Where the state ends, and the sections after it."""
-    foot = raw[-_FOOT_BYTES:]
-    if len(foot) < _FOOT_BYTES or not foot.startswith(_TRAILER_MAGIC):
-        return len(raw), {}
-    if hashlib.blake2b(memoryview(raw)[:-_SUM_BYTES], digest_size=_SUM_BYTES).digest() != foot[-_SUM_BYTES:]:
-        raise BadSlotFile("Unable to restore slot: the file is damaged (its checksum does not match)")
-    (n_bytes,) = struct.unpack_from("<Q", foot, len(_TRAILER_MAGIC))
-    at, sections_end, sections = len(raw) - n_bytes, len(raw) - _FOOT_BYTES, {}
-    start = at
-    while _HEAD.size <= at < sections_end:
-        if at + _SECTION.size > sections_end:
-            break
-        name, size = _SECTION.unpack_from(raw, at)
-        at += _SECTION.size
-        sections[name] = raw[at : at + size]
-        at += size
-    if at != sections_end:
-        raise BadSlotFile("Unable to restore slot: the trailer of the file is damaged")
-    return start, sections

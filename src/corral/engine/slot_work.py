@@ -26,7 +26,7 @@ from corral.ops import Copy, Drop, Load, Op, Save, SavedCheckpoint, Trim
 from corral.ports import Clock, Context, Rollback
 from corral.tasks import SlotAction, TaskKind
 
-NO_ROOM = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+NOT_TAKEN = "Unable to restore slot: its state is cut short, or of another model or other settings"
 
 
 def tenant_of(key: CacheKey) -> str:
@@ -209,13 +209,16 @@ class SlotWork:
 
     def _load(self, action: SlotAction, snapshot: SnapshotId) -> None:
         """The bytes are in RAM until they are in a row, or known not to be good."""
-        error, n = InvalidRequest(NO_ROOM), len(action.tokens)
+        error, n = InvalidRequest(NOT_TAKEN), len(action.tokens)
         draft = self.draft()
         draft.spared.add(snapshot)
         row = _free_row(draft) if not draft.ledger.traits.shared_cells or reclaim_for(draft, n) else None
         if row is None or snapshot not in draft.ledger.snapshots():
             self.arrange(error, Drop(snapshot))
-            raise error
+            raise InvalidRequest(
+                f"Unable to restore slot: No available space in KV cache for its {n} tokens: busy slots hold the rest; "
+                "try again when they are done"
+            )
         draft.act(Arrange(), Load(snapshot, row))
         self.carry_out(draft, error)
         if not self._is_whole(row, n):

@@ -17,6 +17,7 @@ from corral.ids import AdapterSet, RowId
 from corral.llama import library, state
 from corral.llama.adapter import LlamaAdapter, set_adapters
 from corral.llama.batch import Batch
+from corral.llama.form import Form, form_of
 from corral.llama.shape import context_params, read_traits
 from corral.ops import Copy, Shift, Span, Trim
 from corral.ports import DecodeStatus, MemoryTraits, Rollback
@@ -62,6 +63,7 @@ class LlamaContext:
         self._ends = [0] * self._traits.n_rows
         self._unsettled: set[RowId] = set()
         self._headless: set[RowId] = set()
+        self._form: Form | None = None
         self._n_readable = -1
         self._logits_at = 0
         self._views: dict[int, Logits] = {}
@@ -224,10 +226,12 @@ class LlamaContext:
     def fault(self, data: bytes, n: int) -> str:
         traits = self._traits
         if self._has_states_only:
-            return state.state_fault(data, n, traits.state_head)
-        if not self._plain_cells:
+            told = state.state_fault(data, n, traits.state_head)
+        elif not self._plain_cells:
             return "" if data.startswith(traits.state_head) else "it is no saved row"
-        return state.fault(data, n, traits.n_streams, traits.state_head)
+        else:
+            told = state.fault(data, n, traits.n_streams, traits.state_head)
+        return told or (self._form.fault(data) if self._form else "")
 
     def checkpoint(self, row: RowId) -> bytes:
         """Raises MemoryError if libllama cannot write the state."""
@@ -269,9 +273,17 @@ class LlamaContext:
         try:
             self.decode((Span(RowId(0), 0, (0,)),))
             lib.llama_synchronize(self._handle)
+            self._form = self._read_form()
         finally:
             lib.llama_set_warmup(self._handle, False)
             self._clear()
+
+    def _read_form(self) -> Form | None:
+        """Of the states of rows; row 0 holds one token."""
+        if not self._plain_cells:
+            return None
+        n_pools = 0 if self._has_states_only else 2 if self._traits.window else 1
+        return form_of(self._state_of(0), n_pools, has_rest=self._traits.whole_copy_only)
 
     def request_abort(self) -> None:
         """Make the running forward pass, or else the next one, end as ABORTED. From any thread; CPU backends only."""

@@ -15,7 +15,16 @@ N_SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
 def fingerprint(path: Path) -> str:
-    """Size, header and samples of the file as a sum, and the library's version. Reads 9 MB at most. Raises OSError."""
+    """The sum of the weights and the library's version. Raises OSError."""
+    return with_library(weights_sum(path))
+
+
+def with_library(weights: str) -> str:
+    return f"{weights} llama-cpp-python {llama_cpp.__version__}"
+
+
+def weights_sum(path: Path) -> str:
+    """Size, header and samples of the file as a sum. Reads 9 MB at most. Raises OSError."""
     digest = hashlib.blake2b(digest_size=16)
     n_bytes = path.stat().st_size
     digest.update(n_bytes.to_bytes(8, "little"))
@@ -28,4 +37,4 @@ def fingerprint(path: Path) -> str:
             digest.update(file.read(SAMPLE_BYTES))
         file.seek(max(0, n_bytes - SAMPLE_BYTES))
         digest.update(file.read(SAMPLE_BYTES))
-    return f"{digest.hexdigest()} llama-cpp-python {llama_cpp.__version__}"
+    return digest.hexdigest()

@@ -20,7 +20,7 @@ from corral.llama import fit, library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
-from corral.llama.fingerprint import fingerprint
+from corral.llama.fingerprint import weights_sum, with_library
 from corral.llama.grammar import check_grammar
 from corral.llama.sampler import SamplerChain
 from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes
@@ -133,7 +133,7 @@ def _load_mode(config: ModelConfig) -> int:
 
 
 def _read_info(handle: Any, vocab: Any, path: Path) -> ModelInfo:
-    meta = _read_meta(handle)
+    meta, weights = _read_meta(handle), weights_sum(path)
     n_vocab = int(lib.llama_vocab_n_tokens(vocab))
     template = lib.llama_model_chat_template(handle, None)
     return ModelInfo(
@@ -154,7 +154,8 @@ def _read_info(handle: Any, vocab: Any, path: Path) -> ModelInfo:
         chat_template=template.decode("utf-8", "replace") if template else None,
         meta=meta,
         suppressed_tokens=_suppressed(vocab),
-        fingerprint=fingerprint(path),
+        weights=weights,
+        fingerprint=with_library(weights),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 HEAD_BYTES = 8
 """A magic number and the row it came from: only in memory, slot files begin after it."""
 _CELL = np.dtype([("pos", "<i4"), ("n_rows", "<u4"), ("row", "<i4")])
+CELL_BYTES = _CELL.itemsize
 _U32 = struct.Struct("<I")
 
 

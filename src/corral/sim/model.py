@@ -126,6 +126,7 @@ def _info(spec: SimSpec) -> ModelInfo:
         add_bos=True,
         eog_tokens=frozenset({EOS, IM_END}),
         chat_template=CHAT_TEMPLATE,
+        weights=f"sim {spec.seed}",
         fingerprint=f"sim {spec.seed} {spec.eos_every}",
         meta={"general.name": "sim", "general.architecture": "sim"},
     )

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from corral.api.request_log import REQUEST_ID
+from corral.api.errors import REQUEST_ID
 from corral.cli.access import RequestIds
 
 

@@ -10,17 +10,24 @@ from pathlib import Path
 import pytest
 
 from corral.engine import slot_file
-from corral.engine.slot_file import BadSlotFile, SlotFile, is_valid_name
+from corral.engine.slot_file import BadSlotFile, Origin, SlotFile, is_valid_name
 from corral.errors import InvalidRequest, ServerError
 from corral.ops import SavedCheckpoint
 from corral.ports import MemoryTraits
 
 TRAITS = MemoryTraits(1024, 100, 4, 1, 64, 64, True, state_version=3)
-FILE = SlotFile((5, 6, 7), b"state of the row", (SavedCheckpoint(1, b"early"), SavedCheckpoint(2, b"")))
+ME = Origin("a1b2", "Llama")
+FILE = SlotFile((5, 6, 7), b"state of the row", (SavedCheckpoint(1, b"early"), SavedCheckpoint(2, b"")), ME)
 
 
 def packed(file: SlotFile = FILE, version: int = 3) -> bytes:
     return b"".join(slot_file.pack(file, version))
+
+
+def refusal(raw: bytes, origin: Origin = ME) -> str:
+    with pytest.raises(BadSlotFile) as caught:
+        slot_file.unpack(raw, TRAITS, origin)
+    return str(caught.value).removeprefix("Unable to restore slot: ")
 
 
 def test_the_beginning_is_llama_servers_layout() -> None:
@@ -53,8 +60,10 @@ def test_checkpoints_of_other_tokens_are_refused(lengths: tuple[int, ...]) -> No
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "too short"),
-        (b"GGUF" + packed()[4:], "not a file of a slot"),
+        (b"", "it is empty"),
+        (b"ab", "it is no slot file"),
+        (packed()[:7], "it is cut short: 7 bytes"),
+        (b"GGUF" + packed()[4:], "it is no slot file"),
         (packed(version=4), "version 4, this server reads and writes version 3"),
         (packed(SlotFile(tuple(range(101)), b"")), "does not fit in the slot context"),
         (struct.pack("<IIIii", 0x67677371, 3, 2, -1, 2), "Unsupported server tokens state version"),
@@ -70,6 +79,34 @@ def test_files_that_are_refused(raw: bytes, why: str) -> None:
     assert str(caught.value).startswith("Unable to restore slot: ")
 
 
+def test_what_is_wrong_with_a_file_is_told_apart() -> None:
+    whole = packed()
+    state_end = whole.index(b"state of the row") + len(b"state of the row")
+    assert refusal(whole + b"x") == "1 bytes were added behind its end"
+    assert refusal(whole + whole[-300:-40]) == f"{len(whole[-300:-40])} bytes were added behind its end"
+    assert "checksum" in refusal(whole[:-1] + b"x")
+    assert "checksum" in refusal(whole[:40] + b"?" + whole[41:] + b"more")
+    for end in range(state_end + 40, len(whole)):
+        assert refusal(whole[:end]).startswith("it is cut short, or its end is damaged"), end
+    assert refusal(b"root:x:0:0:root:/root:/bin/bash\n") == "it is no slot file"
+
+
+def test_a_file_of_another_model_is_named() -> None:
+    for origin, why in (
+        (Origin("ffff", "Alpaca"), "the model 'Llama' wrote it, and this server runs 'Alpaca'"),
+        (Origin("ffff", "Llama"), "another file of the model 'Llama' wrote it: other weights or another quantization"),
+        (Origin("a1b2", "Llama", 5e5), "it was written with --rope-freq-base 0, and this server has 500000"),
+        (Origin("a1b2", "Llama", 0, 0.5), "it was written with --rope-freq-scale 0, and this server has 0.5"),
+    ):
+        assert refusal(packed(), origin) == why
+    assert slot_file.unpack(packed(), TRAITS, ME) == FILE
+    assert slot_file.unpack(packed(), TRAITS, Origin("a1b2", "Llama under another name")) == FILE
+    unknown = SlotFile((5, 6, 7), b"state")
+    assert slot_file.unpack(packed(unknown), TRAITS, ME) == unknown, "who wrote it may not be known"
+    named = SlotFile((5,), b"state", origin=Origin("cc", "evil\n" * 500))
+    assert len(refusal(packed(named))) < 250 and "\n" not in refusal(packed(named))
+
+
 def test_no_damage_goes_unnoticed_but_a_lost_trailer() -> None:
     """A flipped bit anywhere, a file cut anywhere: never other tokens; without its trailer the state is another one."""
     whole, draw = packed(), random.Random(1)
@@ -80,10 +117,10 @@ def test_no_damage_goes_unnoticed_but_a_lost_trailer() -> None:
         else:
             del raw[draw.randrange(len(raw)) :]
         try:
-            found = slot_file.unpack(bytes(raw), TRAITS)
+            slot_file.unpack(bytes(raw), TRAITS)
         except BadSlotFile:
             continue
-        assert found.state != FILE.state or raw == whole[: -len(whole) + whole.index(b"ckpt")], "cut behind the state"
+        assert len(raw) < whole.index(b'"a1b2"'), "cut in the state or just behind it: libllama finds it"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +150,14 @@ def test_bad_names(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a", "chat 1.bin", "größe", "x" * 255, ".hidden"])
 def test_good_names(name: str, tmp_path: Path) -> None:
     assert slot_file.inside(tmp_path, name).name == name
+
+
+def test_a_name_of_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(InvalidRequest, match=f"Invalid filename: {name} is a (folder|device, pipe or socket)"):
+            slot_file.inside(tmp_path, name)
 
 
 def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:

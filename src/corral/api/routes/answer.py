@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from corral.api.errors import REQUEST_ID
 from corral.api.job import Job, make_job
 from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
-from corral.api.request_log import REQUEST_ID, LoggedDialect
+from corral.api.request_log import LoggedDialect
 from corral.api.schemas.absent import refuse_in_completion
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.echo import read_shown

@@ -57,7 +57,7 @@ async def _save(request: Request, slot: int, folder: Path) -> Response:
     traits = service_of(request).runtime.traits
     n_head = len(traits.state_head)
     checkpoints = tuple(SavedCheckpoint(n, data[n_head:]) for n, data in done.checkpoints)
-    file = SlotFile(done.tokens, done.data[n_head:], checkpoints)
+    file = SlotFile(done.tokens, done.data[n_head:], checkpoints, service_of(request).runtime.origin)
     n_bytes = await asyncio.to_thread(slot_file.save, path, file, traits.state_version)
     timings = {"save_ms": _since_ms(start_s)}
     body = {"id_slot": slot, "filename": name, "n_saved": done.n_tokens, "n_written": n_bytes, "timings": timings}
@@ -67,10 +67,10 @@ async def _save(request: Request, slot: int, folder: Path) -> Response:
 async def _restore(request: Request, slot: int, folder: Path) -> Response:
     start_s = time.monotonic()
     name, salt = await read_body(request, _read)
-    traits = service_of(request).runtime.traits
+    runtime = service_of(request).runtime
     path = await asyncio.to_thread(slot_file.inside, folder, name)
-    file, n_bytes = await asyncio.to_thread(slot_file.load, path, traits)
-    head = traits.state_head
+    file, n_bytes = await asyncio.to_thread(slot_file.load, path, runtime.traits, runtime.origin)
+    head = runtime.traits.state_head
     checkpoints = tuple(SavedCheckpoint(n, head + data) for n, data in file.checkpoints)
     key = cache_key(request, salt)
     done = await _act(request, TaskKind.SLOT_RESTORE, slot, key, file.tokens, head + file.state, checkpoints)
