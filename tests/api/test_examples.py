@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from tests.api.conftest import simulated
 from tests.api.live import client
 
+from corral.api.app import routes_of
 from corral.api.openapi import ROUTES
 from corral.api.schemas.defaults import Defaults
 from corral.config import ServerConfig
@@ -54,15 +56,26 @@ def _headed_routes() -> set[tuple[str, str]]:
     return {(method, path) for method, paths in headings for path in paths.split(", ")}
 
 
-def test_the_page_lists_every_route() -> None:
-    assert _headed_routes() == {(route.method, path) for route in ROUTES for path in route.paths}
+def _served_routes() -> set[tuple[str, str]]:
+    """All that the application answers; HEAD goes with GET."""
+    routes: Any = routes_of(ServerConfig()).routes
+    served = {(method, route.path) for route in routes for method in route.methods}
+    heads = {(method, path) for method, path in served if method == "HEAD"}
+    assert {("GET", path) for _, path in heads} <= served
+    return served - heads
+
+
+def test_the_page_lists_every_route_of_the_application_and_no_other() -> None:
+    assert _headed_routes() == _served_routes()
+    assert {(route.method, path) for route in ROUTES for path in route.paths} < _served_routes()
 
 
 def test_every_route_has_an_example() -> None:
     sent = [(example.method, example.path.partition("?")[0]) for example in examples()]
-    for route in ROUTES:
-        pattern = re.sub(r"\{\w+\}", "[^/]+", route.paths[0])
-        assert any(method == route.method and re.fullmatch(pattern, path) for method, path in sent), route.paths
+    headings = re.findall(r"^### ([A-Z]+) (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for method, paths in headings:
+        pattern = re.sub(r"\{\w+\}", "[^/]+", paths.split(", ")[0])
+        assert any(method == sent_method and re.fullmatch(pattern, path) for sent_method, path in sent), paths
 
 
 @pytest.fixture(scope="module")

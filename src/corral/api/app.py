@@ -23,7 +23,7 @@ class App:
         self.service: Service | None = None
         self._server = server
         self._defaults = defaults
-        self._gate = Gate(_routes(server), server, lambda: self.service)
+        self._gate = Gate(routes_of(server), server, lambda: self.service)
 
     def ready(self, runtime: Runtime) -> None:
         """Serve with this runtime from now on. Raises LoadError if it cannot: see ``Service.of``."""
@@ -41,7 +41,8 @@ def create_app(runtime: Runtime | None, server: ServerConfig, defaults: Defaults
     return app
 
 
-def _routes(server: ServerConfig) -> FastAPI:
+def routes_of(server: ServerConfig) -> FastAPI:
+    """All routes; ``App`` puts the gate before them."""
     prefix = server.api_prefix
     api = FastAPI(
         title="corral",
@@ -49,6 +50,7 @@ def _routes(server: ServerConfig) -> FastAPI:
         description="llama-server's routes over one shared model.",
         docs_url=f"{prefix}/docs",
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
         openapi_url=f"{prefix}/openapi.json",
         redirect_slashes=False,
         exception_handlers={
