@@ -166,6 +166,23 @@ def test_no_effort_is_no_thoughts(http: httpx.Client) -> None:
     assert prompt.endswith("<|assistant|><think></think>")
 
 
+def test_an_end_that_a_model_writes_behind_the_forced_one_is_not_text(http: httpx.Client, engine: CannedEngine) -> None:
+    """llama.cpp#28182: it did not notice that its thoughts were ended, and ends them itself."""
+    engine.script = says("<think>Hm</think>\n</think>so, I\n</think>\n\nIt is written </think>.")
+    body = {"messages": ASK, "reasoning_budget_tokens": 9}
+    message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm", "so, I\n\n\nIt is written </think>.")
+    chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))[:-1]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == message["content"]
+    raw = {**body, "reasoning_format": "none"}
+    assert http.post("/v1/chat/completions", json=raw).json()["choices"][0]["message"]["content"].count("</think>") == 4
+    free = http.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"][0]["message"]
+    assert free["content"].count("</think>") == 2, "without a budget it is what the model says"
+    engine.script = says("The mark is </think>.")
+    answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert answer["content"] == "The mark is </think>.", "it had no thoughts"
+
+
 def test_without_reading_calls_thoughts_are_read(http: httpx.Client, engine: CannedEngine) -> None:
     engine.script = says(f"<think>Hm.</think>Hello {CALL}")
     body = {"messages": ASK, "tools": TOOLS, "parse_tool_calls": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from corral.chat.adapt import Message
@@ -55,6 +55,11 @@ class ChatRequest:
     reads_calls: bool = True
     trusts_text: bool = False
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether thoughts may be ended before the model ends them."""
+        return self.budget >= 0 or self.can_end
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -83,7 +88,7 @@ class Rendered:
         """A reader of one reply. "deepseek-legacy" leaves thoughts in the text of streams."""
         expect = self.expect
         if self.legacy and not streams:
-            expect = Expect(expect.tools, expect.reads_calls, False, expect.is_thinking, expect.is_text)
+            expect = replace(expect, keeps_thoughts=False)
         return Reader(self.format, expect)
 
 
@@ -144,6 +149,7 @@ class ChatModel:
             keeps_thoughts=not request.parses or request.reasoning in ("none", "deepseek-legacy"),
             is_thinking=is_thinking,
             is_text=conversation.continued is not None and not is_thinking,
+            is_limited=request.is_limited,
         )
         is_legacy = request.reasoning == "deepseek-legacy"
         return Rendered(text, guarded, messages, expect, format, is_legacy, guarded.clean(thoughts))
@@ -174,7 +180,7 @@ class ChatModel:
     def thought_budget(self, rendered: Rendered, request: ChatRequest) -> ThoughtBudget | None:
         """None where there are no thoughts, or they are as long as they are."""
         thinking = rendered.format.thinking
-        if thinking is None or (request.budget < 0 and not request.can_end):
+        if thinking is None or not request.is_limited:
             return None
         return ThoughtBudget(
             request.budget,

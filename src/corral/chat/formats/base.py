@@ -51,7 +51,8 @@ class Thinking:
 class Expect:
     """What a reader should look for. The prompt ends within thoughts (``is_thinking``) or text (``is_text``).
 
-    ``keeps_thoughts``: thoughts stay in the text, marks and all. Without ``reads_calls`` calls do, too.
+    ``keeps_thoughts``: thoughts stay in the text, marks and all. Without ``reads_calls`` calls do, too. Where thoughts
+    may have been ended by force (``is_limited``) a model may go on with them and write an end of its own.
     """
 
     tools: Tools
@@ -59,6 +60,7 @@ class Expect:
     keeps_thoughts: bool = False
     is_thinking: bool = False
     is_text: bool = False
+    is_limited: bool = False
 
 
 class CallFormat(Protocol):
@@ -214,6 +216,7 @@ class TagFormat:
         ends = thinking.ends if thinking else ()
         opens = calls.opens if calls else ()
         marks = (*starts, *ends, *opens, *self.noise)
+        may_end_again = expect.is_limited and expect.is_thinking
         while mark := (yield from cursor.until(marks, sink.content)):
             is_early = not sink.has_content or (thinking is not None and thinking.anywhere)
             if calls and mark in opens and (yield from self._call(cursor, sink, calls, expect)):
@@ -223,9 +226,11 @@ class TagFormat:
                 sink.border()
             elif thinking and mark in starts and is_early:
                 yield from self._think(cursor, sink, thinking, calls)
+                may_end_again = expect.is_limited
                 if calls and calls.bare:
                     yield from self._bare_call(cursor, sink, calls, expect)
-            elif mark in ends and is_early:
+            elif mark in ends and (is_early or may_end_again):
+                may_end_again = may_end_again and is_early
                 sink.border()
             else:
                 sink.content(mark)
