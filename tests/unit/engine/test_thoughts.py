@@ -254,3 +254,12 @@ def test_a_grammar_and_bans_can_still_leave_nothing() -> None:
     sampler = sampler_of(budget(0), grammar='root ::= "a"', logit_bias=((ord("a"), -np.inf),))
     drawn(sampler, 1)
     assert isinstance(sampler.error, InvalidRequest)
+
+
+def test_a_grammar_that_describes_the_thoughts_goes_on_behind_the_forced_end() -> None:
+    """As that of a call that must be made in a channel behind the thoughts."""
+    (end,) = tokens_of("<pad>")
+    grammar = f'start: any <[{end}]> "ab"\nany: /(?s:.*)/'
+    thoughts = ThoughtBudget(3, ("<t>",), ("<pad>",), (end,), n_open=0, anywhere=True)
+    sampler = sampler_of(thoughts, constraint=Constraint(ConstraintKind.LARK, grammar), temperature=0.0)
+    assert drawn(sampler, 6) == "qqq<pad>ab" and sampler.is_complete
