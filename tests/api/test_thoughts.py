@@ -155,6 +155,20 @@ def test_a_schema_holds_behind_the_forced_end(http: httpx.Client) -> None:
     jsonschema.validate(json.loads(content), schema)
 
 
+def test_60_a_grammar_leaves_thoughts_alone(http: httpx.Client) -> None:
+    thoughts, content = said(http, {**LIMITED, "grammar": "root ::= [a-c]{3}"})
+    assert thoughts == f"{raw(http, N)} So.".strip()
+    assert len(content) == 3 and set(content) <= set("abc")
+    off = {"enable_thinking": False}
+    assert said(http, {**LIMITED, "grammar": 'root ::= "abc"', "chat_template_kwargs": off}) == ("", "abc")
+    assert "Rule 'nobody' not found" in refusal(http.post(CHAT, json={**LIMITED, "grammar": "root ::= nobody"}))
+
+
+def test_a_grammar_that_speaks_of_thoughts_holds_in_them(http: httpx.Client) -> None:
+    asked = {**LIMITED, "grammar": 'root ::= "whatever it is</think>yes"'}
+    assert said(http, asked) == ("whatever it is", "yes")
+
+
 def test_a_call_that_must_be_made_follows_the_forced_end(http: httpx.Client) -> None:
     body = {**LIMITED, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 400, "temperature": 0.8, "seed": 3}
     choice = http.post(CHAT, json=body).json()["choices"][0]

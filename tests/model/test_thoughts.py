@@ -68,3 +68,6 @@ def test_a_schema_holds_behind_the_forced_end(http: httpx.Client) -> None:
     cut = reply(http, **BUDGET, response_format=form, max_tokens=200)
     assert cut["reasoning_content"].endswith(" - enough.")
     jsonschema.validate(json.loads(cut["content"]), schema)
+    cut = reply(http, **BUDGET, grammar="root ::= [a-c]{3}")
+    assert cut["reasoning_content"].endswith(" - enough.")
+    assert len(cut["content"]) == 3 and set(cut["content"]) <= set("abc")

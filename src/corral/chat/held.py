@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from corral.chat.jobs import ChatModel, ChatRequest, Rendered
 from corral.errors import InvalidRequest
-from corral.tasks import Constraint, Sampling
+from corral.tasks import Constraint, ConstraintKind, Sampling
 
 
 def held(
@@ -19,10 +19,21 @@ def held(
     own = sampling.constraint
     for_tools = model.constraint(rendered, request)
     if for_tools is None:
-        return sampling if own is None else replace(sampling, constraint=_behind_thoughts(own, rendered))
+        if own is None:
+            return _freed(sampling, rendered)
+        return replace(sampling, constraint=_behind_thoughts(own, rendered))
     if own is not None and own != default:
         raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
     return replace(sampling, constraint=for_tools)
+
+
+def _freed(sampling: Sampling, rendered: Rendered) -> Sampling:
+    """A grammar leaves thoughts alone, too, unless it speaks of their marks: then it is about them."""
+    thinking = rendered.format.thinking
+    if not sampling.grammar or (thinking and any(end in sampling.grammar for end in thinking.ends)):
+        return sampling
+    constraint = _behind_thoughts(Constraint(ConstraintKind.GBNF, sampling.grammar), rendered)
+    return replace(sampling, grammar="", constraint=constraint) if constraint.after else sampling
 
 
 def _behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:
