@@ -8,6 +8,7 @@ from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
 from tests.api.live import client, listening
 
 from corral.api.app import create_app
+from corral.api.openapi import ROUTES
 from corral.api.schemas.defaults import Defaults
 from corral.config import ApiKey, ServerConfig
 
@@ -28,6 +29,15 @@ def test_until_the_model_is_loaded_every_path_is_503() -> None:
         app.ready(canned_runtime(CannedEngine(says("hi"))))
         assert http.get("/health").status_code == 200
         assert http.get("/v1/models").status_code == 401
+
+
+def test_without_a_key_only_the_state_of_health_is_told() -> None:
+    server = ServerConfig(port=0, api_keys=(ApiKey("k"),))
+    with client(canned_runtime(CannedEngine(says("hi"))), server) as http:
+        paths = {(route.method, path) for route in ROUTES for path in route.paths}
+        paths |= {("GET", path) for path in ("/docs", "/openapi.json", "/nowhere")}
+        open_to_all = {(method, path) for method, path in paths if http.request(method, path).status_code != 401}
+    assert open_to_all == {("GET", "/health"), ("GET", "/v1/health")}
 
 
 def test_unknown_paths_and_wrong_verbs_are_the_same_404() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from corral.api.openapi import ROUTES
+from corral.cli.absent import is_absent
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MISSION = ROOT / "docs" / "mission.md"
@@ -45,6 +48,46 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     missing = [name for name in _PATH.findall(_prose(page)) if not (ROOT / name).exists()]
     assert not missing
+
+
+LLAMA_SERVERS = """
+/health /v1/health /metrics /props /models /v1/models /completion /completions /v1/completions /chat/completions
+/v1/chat/completions /v1/chat/completions/control /responses /v1/responses /audio/transcriptions
+/v1/audio/transcriptions /v1/messages /infill /embedding /embeddings /v1/embeddings /rerank /reranking /v1/rerank
+/v1/reranking /v1/systemone /tokenize /detokenize /apply-template /chat/completions/input_tokens
+/v1/chat/completions/input_tokens /responses/input_tokens /v1/responses/input_tokens /v1/messages/count_tokens
+/lora-adapters /slots /slots/{id_slot} /v1/stream /v1/streams/lookup /cors-proxy /tools /
+"""
+
+
+def test_the_differences_name_exactly_the_routes_that_are_our_own() -> None:
+    page = _prose(ROOT / "docs" / "differences.md").split("\n## Routes\n\n")[1].split("\n\n")[0]
+    own = {f"{route.method} {path}" for route in ROUTES for path in route.paths if path not in LLAMA_SERVERS.split()}
+    assert set(re.findall(r"`([A-Z]+ /[^`]*)`", page)) == own
+
+
+ABSENT = {
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "infill": "/infill",
+    "images": "--mmproj",
+    "audio": "/v1/audio/transcriptions",
+    "speculative decoding": "--spec-type",
+    "several models": "--models-dir",
+    "unloading when idle": "--sleep-idle-seconds",
+    "downloads": "--hf-repo",
+    "tools and mcp servers": "/tools",
+    "a chat page": "/",
+}
+"""What the README says is not there, and the route or flag that would bring it."""
+
+
+def test_what_the_readme_says_is_missing_is_missing_and_all_of_it_is_said() -> None:
+    section = " ".join((ROOT / "README.md").read_text().split("\n## Not there yet\n")[1].split(". Flags")[0].split())
+    named = {name.strip().lower() for name in section.split(",")}
+    paths = {path for route in ROUTES for path in route.paths}
+    missing = {n for n, by in ABSENT.items() if (is_absent(by) if by.startswith("--") else by not in paths)}
+    assert named == missing
 
 
 def _table(title: str) -> Iterator[list[str]]:

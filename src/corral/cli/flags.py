@@ -14,7 +14,7 @@ class Flag:
     """One option. ``names`` are llama-server's; ``negatives`` switch it off (only where the kind is SWITCH).
 
     ``repeats``: each use adds a value to a tuple; else the last one wins. ``note``: why it is accepted and changes
-    nothing. ``only``: the one value that is available so far.
+    nothing. ``only``: the one value that is available so far. ``own``: llama-server has no such flag.
     """
 
     names: tuple[str, ...]
@@ -26,6 +26,7 @@ class Flag:
     repeats: bool = False
     note: str = ""
     only: Any = None
+    own: bool = False
 
     @property
     def name(self) -> str:
@@ -41,6 +42,11 @@ class Flag:
     def negative_env(self) -> str:
         """LLAMA_ARG_NO_X where there is a negative form."""
         return self.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) if self.negatives else ""
+
+
+def _own(names: str, kind: k.Kind, default: Any, text: str, env: str = "") -> Flag:
+    """One that llama-server does not have."""
+    return _flag(names, kind, default, text, env, own=True)
 
 
 def _flag(names: str, kind: k.Kind, default: Any, text: str, env: str = "", **rest: Any) -> Flag:
@@ -93,12 +99,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "Scheduling and prefix cache": (
         _flag("-cb --cont-batching !-nocb !--no-cont-batching", k.SWITCH, True, "continuous batching", "CONT_BATCHING"),
-        _flag("--itl-target-ms", k.number(0), 400.0, "gap between two tokens that prompts of others may cause, ms"),
-        _flag("--max-queue", k.COUNT, 1024, "requests that may wait for a slot; more get 503"),
-        _flag("--park-min-tokens", k.COUNT, 64, "tokens before parking for the fair share of another key; 0: never"),
-        _flag("--priority-age-s", k.number(0.1), 10.0, "seconds of waiting that count as one priority more"),
-        _flag("--shared-cache", k.SWITCH, False, "API keys reuse each other's prefixes, and can tell that they do"),
-        _flag("--drain-s", k.number(0), 30.0, "seconds that running requests get at shutdown"),
+        _own("--itl-target-ms", k.number(0), 400.0, "gap between two tokens that prompts of others may cause, ms"),
+        _own("--max-queue", k.COUNT, 1024, "requests that may wait for a slot; more get 503"),
+        _own("--park-min-tokens", k.COUNT, 64, "tokens before parking for the fair share of another key; 0: never"),
+        _own("--priority-age-s", k.number(0.1), 10.0, "seconds of waiting that count as one priority more"),
+        _own("--shared-cache", k.SWITCH, False, "API keys reuse each other's prefixes, and can tell that they do"),
+        _own("--drain-s", k.number(0), 30.0, "seconds that running requests get at shutdown"),
         _flag(
             "--context-shift !--no-context-shift",
             k.SWITCH,
@@ -107,8 +113,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "CONTEXT_SHIFT",
         ),
         _flag("-cram --cache-ram", k.integer(-1), 8192, "MiB of RAM for idle prefixes; -1: no limit", "CACHE_RAM"),
-        _flag("--cache-disk", k.NEW_FOLDER, None, "folder for prefixes that leave RAM", "CACHE_DISK"),
-        _flag("--cache-disk-gib", k.number(0), 16.0, "GiB of all files in the folder at most", "CACHE_DISK_GIB"),
+        _own("--cache-disk", k.NEW_FOLDER, None, "folder for prefixes that leave RAM", "CACHE_DISK"),
+        _own("--cache-disk-gib", k.number(0), 16.0, "GiB of all files in the folder at most", "CACHE_DISK_GIB"),
         _flag("--cache-prompt !--no-cache-prompt", k.SWITCH, True, "reuse prefixes by default", "CACHE_PROMPT"),
         _flag("--cache-reuse", k.COUNT, 0, "smallest chunk of a prompt reused by moving it; 0: off", "CACHE_REUSE"),
         _flag(
@@ -126,7 +132,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "CHECKPOINT_MIN_SPACING_NT",
         ),
         _flag("-sps --slot-prompt-similarity", k.number(0, 1), 0.1, "share of a prompt that makes a slot preferred"),
-        _flag("--audit", k.SWITCH, False, "check all invariants after every step (slow)"),
+        _own("--audit", k.SWITCH, False, "check all invariants after every step (slow)"),
     ),
     "Server": (
         _flag("--host", k.TEXT, "127.0.0.1", "address to listen on", "HOST"),
@@ -140,7 +146,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "file of keys, one a line: KEY [weight=1] [priority=0], # for comments",
             "API_KEY_FILE",
         ),
-        _flag(
+        _own(
             "--max-body-mib",
             k.COUNT,
             0,
@@ -149,15 +155,15 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _flag("-a --alias", k.LIST, (), "names of the model in replies and /v1/models", "ALIAS"),
         _flag("--tags", k.LIST, (), "tags of the model, for information", "TAGS"),
         _flag("--sse-ping-interval", k.integer(-1), 30, "seconds before a ping; below 1: none", "SSE_PING_INTERVAL"),
-        _flag("--always-usage", k.SWITCH, False, "streams end with usage even if not asked for"),
+        _own("--always-usage", k.SWITCH, False, "streams end with usage even if not asked for"),
         _flag("--metrics !--no-metrics", k.SWITCH, False, "GET /metrics", "ENDPOINT_METRICS"),
         _flag("--slots !--no-slots", k.SWITCH, True, "GET /slots", "ENDPOINT_SLOTS"),
-        _flag("--slots-debug", k.SWITCH, False, "GET /slots shows texts of users", "LLAMA_SERVER_SLOTS_DEBUG"),
+        _own("--slots-debug", k.SWITCH, False, "GET /slots shows texts of users", "LLAMA_SERVER_SLOTS_DEBUG"),
         _flag("--slot-save-path", k.FOLDER, None, "folder of slot files: enables POST /slots/{id}"),
-        _flag("--cache-show-text", k.SWITCH, False, "GET /cache shows texts of users, of all keys"),
-        _flag("--pin-file", k.PINS, (), "prompts to keep from the start: bodies of POST /cache/pin, one a line"),
-        _flag("--responses-store", k.PATH, None, "SQLite file of responses: enables previous_response_id"),
-        _flag("--responses-store-max", k.integer(1), 1000, "responses that it keeps; the oldest go first"),
+        _own("--cache-show-text", k.SWITCH, False, "GET /cache shows texts of users, of all keys"),
+        _own("--pin-file", k.PINS, (), "prompts to keep from the start: bodies of POST /cache/pin, one a line"),
+        _own("--responses-store", k.PATH, None, "SQLite file of responses: enables previous_response_id"),
+        _own("--responses-store-max", k.integer(1), 1000, "responses that it keeps; the oldest go first"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),
@@ -202,7 +208,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "replies are text: no thoughts, no tool calls",
             "SKIP_CHAT_PARSING",
         ),
-        _flag("--parse-special-user-text", k.SWITCH, False, "control tokens in texts of users are control tokens"),
+        _own("--parse-special-user-text", k.SWITCH, False, "control tokens in texts of users are control tokens"),
         _flag("--jinja !--no-jinja", k.SWITCH, True, "templates are Jinja", "JINJA", only=True),
     ),
     "Defaults of requests": (

@@ -71,7 +71,7 @@ def _row(flag: Flag) -> str:
     names = " ".join(f"`{name}`" for name in (*flag.names, *flag.negatives))
     metavar = f" {_cell(flag.kind.metavar)}" if flag.kind.metavar else ""
     default, env = default_text(flag), f"`{flag.env}`" if flag.env else ""
-    meaning = flag.help + (f" (no effect: {flag.note})" if flag.note else "")
+    meaning = flag.help + (f" (no effect: {flag.note})" if flag.note else "") + (" (corral's own)" if flag.own else "")
     return f"| {names}{metavar} | {f'`{_cell(default)}`' if default else ''} | {env} | {_cell(meaning)} |"
 
 
