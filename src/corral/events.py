@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import overload
 
 from corral.errors import CorralError
 from corral.ids import SlotId, TaskId, Token
@@ -19,6 +22,40 @@ class StopReason(Enum):
     LIMIT = "limit"
 
 
+class Ranked(Sequence[tuple[Token, float]]):
+    """Tokens, each with a number, packed: as tuples those of a whole vocabulary take many MB."""
+
+    __slots__ = ("_tokens", "_values")
+
+    def __init__(self, tokens: Iterable[Token], values: Iterable[float]) -> None:
+        self._tokens = array("i", tokens)
+        self._values = array("d", values)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[tuple[Token, float]]:
+        return zip(self._tokens, self._values, strict=True)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Token, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Ranked: ...
+    def __getitem__(self, index: int | slice) -> tuple[Token, float] | Ranked:
+        if isinstance(index, slice):
+            return Ranked(self._tokens[index], self._values[index])
+        return self._tokens[index], self._values[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class TokenProbs:
     """Probabilities at one generated position.
@@ -29,7 +66,7 @@ class TokenProbs:
 
     token: Token
     p: float
-    top: tuple[tuple[Token, float], ...]
+    top: Sequence[tuple[Token, float]]
     post_sampling: bool
 
 

@@ -207,7 +207,7 @@ class Picked:
 
     token: Token
     p: float = 0.0
-    top: tuple[tuple[Token, float], ...] = ()
+    top: Sequence[tuple[Token, float]] = ()
 
 
 class Sampler(Protocol):

@@ -35,7 +35,11 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A model that serves. ``n_ctx_slot``: the most tokens of a conversation; ``origin``: as slot files name it."""
+    """A model that serves.
+
+    ``n_ctx_slot``: the most tokens of a conversation; ``max_queue``: tasks that may wait for a slot; ``origin``: as
+    slot files name it.
+    """
 
     model: Model
     engine: EngineThread
@@ -43,6 +47,7 @@ class Runtime:
     n_slots: int
     n_ctx_slot: int
     origin: Origin = NOBODY_KNOWN
+    max_queue: int = EngineConfig().max_queue
 
     @staticmethod
     def open(
@@ -115,7 +120,8 @@ def _start(
         disk.on_news = thread.wake
     thread.start(first)
     origin = Origin(model.info.weights, model.info.name, shape.rope_freq_base, shape.rope_freq_scale)
-    return Runtime(model, thread, context.traits, config.n_slots, context.traits.n_cells_row, origin)
+    n_ctx_slot = context.traits.n_cells_row
+    return Runtime(model, thread, context.traits, config.n_slots, n_ctx_slot, origin, config.max_queue)
 
 
 def _open_disk(config: EngineConfig, identity: str) -> DiskTier | None:

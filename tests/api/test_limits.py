@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -11,7 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.canned import SERVER, CannedEngine, canned_runtime, says
+from tests.api.canned import (
+    INFO,
+    SERVER,
+    ByteModel,
+    ByteTokenizer,
+    CannedEngine,
+    Script,
+    canned_runtime,
+    says,
+)
+from tests.api.canned import N_VOCAB as BYTES
 from tests.api.conftest import simulated
 from tests.api.live import client, send_raw
 from tests.api.test_hostile import BODIES, POSTS
@@ -20,7 +32,9 @@ from corral.api.lanes import LONG_BYTES
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import Service
 from corral.config import MIB
-from corral.sim.tokenizer import SimTokenizer
+from corral.events import Chunk, Event, Finished, Ranked, TokenProbs
+from corral.sim.tokenizer import N_VOCAB, SimTokenizer
+from corral.tasks import Task
 
 LIMIT = 64 * 1024
 N_CTX = 512
@@ -176,3 +190,81 @@ def test_while_a_long_body_is_read_others_are_served_and_who_left_is_not_read(mo
 
 def test_every_route_with_a_body_is_limited() -> None:
     assert set(TAKE_BODIES) == set(POSTS) - {"/props"}
+
+
+@pytest.mark.parametrize("name", ["n_probs", "logprobs"])
+@pytest.mark.parametrize("value", [1e308, 2**31, 2**64, "5", [5]])
+def test_a_number_of_probabilities_is_a_number(http: httpx.Client, name: str, value: object) -> None:
+    reply = http.post("/completion", json={"prompt": "x", name: value, "n_predict": 1})
+    assert (reply.status_code, name in message(reply)) == (400, True)
+
+
+def test_more_probabilities_than_tokens_are_all_of_them(http: httpx.Client) -> None:
+    reply = http.post("/completion", json={"prompt": "x", "n_probs": 2**31 - 1, "n_predict": 1}).json()
+    assert reply["generation_settings"]["n_probs"] == N_VOCAB
+    assert len(reply["completion_probabilities"][0]["top_logprobs"]) == N_VOCAB
+    assert "completion_probabilities" not in http.post("/completion", json={"prompt": "x", "n_probs": -1}).json()
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "top_logprobs": 10**6}
+    entry = http.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"][0]
+    assert len(entry["top_logprobs"]) == N_VOCAB
+
+
+def test_a_reply_of_too_many_probabilities_is_refused() -> None:
+    with simulated(n_slots=2, n_ctx=8192) as runtime, client(runtime, SERVER) as http:
+        n_ctx = http.get("/slots").json()[0]["n_ctx"]
+        body = {"prompt": ["x", "y"], "n_probs": N_VOCAB, "n": 2}
+        many = http.post("/completion", json=body)
+        told = f"{N_VOCAB} for each of up to {n_ctx} tokens of 4 completions are {N_VOCAB * n_ctx * 4} probabilities"
+        assert (many.status_code, told in message(many), "n_predict" in message(many)) == (400, True, True)
+        assert http.post("/completion", json={**body, "n_predict": 2}).status_code == 200
+        assert http.post("/completion", json={**body, "n_probs": 20, "n_predict": 2}).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": N_VOCAB}
+        assert http.post("/v1/chat/completions", json=chat).status_code == 400
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Counts the tokens that are written on an event loop."""
+
+    n_vocab = 50_000
+    n_on_loop = 0
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        with contextlib.suppress(RuntimeError):  # there is no loop on a worker
+            asyncio.get_running_loop()
+            self.n_on_loop += 1
+        return super().piece(token % BYTES, special=special)
+
+
+def says_with_all(n: int) -> Script:
+    """Five tokens, with ``n`` likely ones each."""
+
+    def script(task: Task) -> list[Event]:
+        probs = tuple(TokenProbs(97, -1.0, Ranked(range(n), [-1.0] * n), False) for _ in range(5))
+        chunks = [Chunk(task.id, "a", (97,), i + 1, None, (entry,)) for i, entry in enumerate(probs)]
+        end = says("")(task)[-1]
+        assert isinstance(end, Finished)
+        return [*chunks, replace(end, text="aaaaa", tokens=(97,) * 5, probs=probs)]
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/api/chat"])
+def test_many_probabilities_are_written_beside_the_event_loop(path: str, stream: bool) -> None:
+    n, tokenizer = WatchedTokenizer.n_vocab, WatchedTokenizer()
+    engine = CannedEngine(says_with_all(n))
+    runtime = replace(canned_runtime(engine), model=ByteModel(replace(INFO, n_vocab=n), tokenizer))  # type: ignore[arg-type]
+    body = {
+        "prompt": "x",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 5,
+        "options": {"num_predict": 5},
+        "stream": stream,
+    }
+    asked = {"logprobs": True, "top_logprobs": n} if "chat" in path else {"n_probs": n}
+    with client(runtime, SERVER) as http:
+        tokenizer.n_on_loop = 0
+        reply = http.post(path, json={**body, **asked})
+        assert reply.status_code == 200
+        assert reply.text.count('"logprob":-1.0') == 5 * (n + 1)
+        assert tokenizer.n_on_loop < 100

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.events import Ranked
 from corral.ids import Token
 
 Floats = NDArray[np.float32]
@@ -196,18 +197,17 @@ def draw(kept: Kept, uniform: Sequence[float]) -> Ints:
     return _count(sums < np.array(uniform)[:, None] * sums[:, -1:])[:, 0]
 
 
-def top_logprobs(row: Floats, token: Token, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
+def top_logprobs(row: Floats, token: Token, n: int) -> tuple[float, Ranked]:
     """Natural log-probability of a token over the whole row, and those of the n likeliest tokens, sorted."""
     best = top(row, n)[:n]
     below = row - row[best[0]]
     log_sum = row[best[0]] + np.log(np.exp(below, out=below).sum())
-    pairs = zip(best.tolist(), (row[best] - log_sum).tolist(), strict=True)
-    return float(row[token] - log_sum), tuple(pairs)
+    return float(row[token] - log_sum), Ranked(best.tolist(), (row[best] - log_sum).tolist())
 
 
-def top_kept(kept: Kept, i: int, column: int, n: int) -> tuple[float, tuple[tuple[Token, float], ...]]:
+def top_kept(kept: Kept, i: int, column: int, n: int) -> tuple[float, Ranked]:
     """Probability of row i's drawn column after filtering, and the n likeliest kept tokens, none with 0."""
     p = kept.weights[i] / kept.weights[i].sum()
     best = top(p, n)[:n]
-    pairs = zip(kept.tokens[i, best].tolist(), p[best].tolist(), strict=True)
-    return float(p[column]), tuple(pair for pair in pairs if pair[1] > 0.0)
+    best = best[p[best] > 0.0]
+    return float(p[column]), Ranked(kept.tokens[i, best].tolist(), p[best].tolist())

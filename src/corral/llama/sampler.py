@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from corral.errors import CorralError, InvalidRequest, ServerError
+from corral.events import Ranked
 from corral.ids import Token
 from corral.llama import library
 from corral.llama.grammar import check_grammar
@@ -136,8 +137,8 @@ class Candidates:
         """Probabilities that the chain left: of ``token`` and of the ``n`` most likely above zero."""
         left = self._left()
         order = np.argsort(-left["p"], kind="stable")[:n]
-        top = tuple((int(left["id"][i]), float(left["p"][i])) for i in order if left["p"][i] > 0)
-        return Picked(token, float(left["p"][self._raw.selected]), top)
+        top = left[order][left["p"][order] > 0]
+        return Picked(token, float(left["p"][self._raw.selected]), Ranked(top["id"].tolist(), top["p"].tolist()))
 
     def _left(self) -> NDArray[Any]:
         n_bytes = self._raw.size * _CANDIDATE.itemsize
@@ -159,7 +160,7 @@ def log_probabilities(logits: Logits, token: Token, n: int) -> Picked:
     shift = largest + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
     top = np.argpartition(-logits, n - 1)[:n]
     top = top[np.argsort(-logits[top], kind="stable")]
-    return Picked(token, float(logits[token]) - shift, tuple((int(i), float(logits[i]) - shift) for i in top))
+    return Picked(token, float(logits[token]) - shift, Ranked(top.tolist(), (x - shift for x in logits[top].tolist())))
 
 
 def _nothing_left(logits: Logits, sampling: Sampling) -> CorralError:

@@ -14,11 +14,12 @@ from corral.api.job import Job, make_job
 from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
 from corral.api.request_log import LoggedDialect
 from corral.api.schemas.absent import refuse_in_completion
+from corral.api.schemas.amounts import check_n_probs, check_n_tasks
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.echo import read_shown
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import Params, read_params
-from corral.api.schemas.prompt import Prompt, read_prompts
+from corral.api.schemas.prompt import Prompt, count_prompts, read_prompts
 from corral.api.schemas.thoughts import read_tagged_budget
 from corral.api.service import Service, cache_key, tenant_of
 from corral.api.sessions import SessionKey
@@ -31,6 +32,7 @@ CONVERSATION_ID = "x-conversation-id"
 def read_checked_chat(fields: Fields, service: Service) -> Chat:
     """Raises InvalidRequest, also for a grammar or constraint that does not work."""
     asked = read_chat(fields, service)
+    check_n_probs(asked.params.n, asked.params, service.runtime.n_ctx_slot)
     check_held(asked.params.sampling, service)
     return asked
 
@@ -44,9 +46,12 @@ def check_held(sampling: Sampling, service: Service) -> None:
 
 def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt], Params]:
     """The same for prompts. Raises InvalidRequest."""
-    tokenizer = service.runtime.model.tokenizer
-    prompts = read_prompts(fields, tokenizer, service.runtime.n_ctx_slot)
-    params = read_params(fields, service.defaults, service.server, tokenizer, service.runtime.n_slots)
+    runtime, tokenizer = service.runtime, service.runtime.model.tokenizer
+    check_n_tasks(count_prompts(fields), 1, runtime)
+    prompts = read_prompts(fields, tokenizer, runtime.n_ctx_slot)
+    params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
+    check_n_tasks(len(prompts), params.n, runtime)
+    check_n_probs(len(prompts) * params.n, params, runtime.n_ctx_slot)
     check_held(params.sampling, service)
     thoughts = read_tagged_budget(fields, service.server, tokenizer)
     return prompts, replace(params, sampling=replace(params.sampling, thoughts=thoughts))

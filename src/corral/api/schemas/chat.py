@@ -56,7 +56,7 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     n_probs = _n_probs(fields)
     params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
     if n_probs is not None:
-        params = replace(params, sampling=replace(params.sampling, n_probs=n_probs))
+        params = replace(params, sampling=replace(params.sampling, n_probs=min(n_probs, tokenizer.n_vocab)))
     params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
     thoughts = _thoughts(fields, request, rendered, service)
     sampling = held(params.sampling, service.chat, request, rendered, service.defaults.sampling.constraint)

@@ -17,6 +17,12 @@ _FORMS = (
 )
 
 
+def count_prompts(fields: Fields) -> int:
+    """How many prompts ``read_prompts`` will read."""
+    value = fields.value("prompt")
+    return len(value) if isinstance(value, list) and not _is_tokens(value) else 1
+
+
 def read_prompts(fields: Fields, tokenizer: Tokenizer, n_ctx: int) -> list[Prompt]:
     """One or more prompts, of less than ``n_ctx`` tokens each. Raises InvalidRequest."""
     value = fields.value("prompt")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from corral.api.schemas.constraint import read_held
-from corral.api.schemas.fields import Fields, quoted, whole_number, wrong_type
+from corral.api.schemas.fields import INT_MAX, Fields, quoted, whole_number, wrong_type
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import Tokenizer
@@ -90,11 +90,14 @@ def read_seed(fields: Fields, default: int | None) -> int | None:
 
 
 def read_n_probs(fields: Fields, default: int, n_vocab: int) -> int:
-    """``n_probs`` or its alias ``logprobs``, where ``true`` is 1."""
+    """``n_probs`` or its alias ``logprobs``, where ``true`` is 1; no more than the vocabulary has."""
     found = fields.find("n_probs", "logprobs")
     if found is not None and isinstance(found[1], bool):
         return int(found[1])
-    return default if found is None else Fields({found[0]: found[1]}).clamped(found[0], 0, 0, n_vocab)
+    if found is None:
+        return default
+    wanted = Fields({found[0]: found[1]}).integer(found[0], default=0, low=-INT_MAX)
+    return min(max(wanted, 0), n_vocab)
 
 
 def _repeat_penalty(fields: Fields, default: Sampling) -> float:
