@@ -220,7 +220,7 @@ def test_a_client_that_leaves_stops_what_it_asked_for(path: str, monkeypatch: py
         until(lambda: len(passes.rows) == 1, "the prompt is being computed")
         sock.close()
         inbox = runtime.engine._inbox
-        until(lambda: bool(inbox._cancels), "the server has noticed")
+        until(lambda: bool(inbox._urgent), "the server has noticed")
         passes.let_through(100)
         until(lambda: is_idle(http), "the slot is free")
         assert len(passes.rows) == 1
