@@ -55,13 +55,16 @@ def test_a_call(api: openai.OpenAI, engine: CannedEngine) -> None:
 
 
 def test_only_calls_leave_content_null(http: httpx.Client, engine: CannedEngine) -> None:
+    """llama.cpp#14101, llama.cpp#12279: only the first was there; ids were empty."""
     engine.script = says(CALL + "\n" + CALL)
     message = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()["choices"][0]["message"]
     assert message["content"] is None and len(message["tool_calls"]) == 2
-    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert len({call["id"] for call in message["tool_calls"] if call["id"]}) == 2
+    assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{"city": "Rome"}] * 2
 
 
 def test_a_call_streamed(api: openai.OpenAI, engine: CannedEngine) -> None:
+    """llama.cpp#14101, BerriAI/litellm#37792, llama.cpp#28522: each call has its index, and arguments are whole."""
     engine.script = says(f"I look.\n{CALL}\n{CALL}")
     stream = api.chat.completions.create(model="m", messages=ASK, tools=TOOLS, stream=True)
     deltas = [(chunk.choices[0].delta, chunk.choices[0].finish_reason) for chunk in stream if chunk.choices]
@@ -80,6 +83,7 @@ def test_a_call_streamed(api: openai.OpenAI, engine: CannedEngine) -> None:
 
 
 def test_a_call_cut_by_the_limit_ends_with_length(api: openai.OpenAI, engine: CannedEngine) -> None:
+    """llama.cpp#28711: in both modes."""
     engine.script = says(CALL[:50], StopReason.LIMIT)
     reply = api.chat.completions.create(model="m", messages=ASK, tools=TOOLS)
     assert reply.choices[0].finish_reason == "length"
@@ -122,6 +126,7 @@ def test_the_model_is_told_of_tools_and_of_earlier_calls(http: httpx.Client) -> 
 
 
 def test_broken_arguments_in_the_history_do_not_wedge_the_conversation(http: httpx.Client) -> None:
+    """llama.cpp#25510, llama.cpp#22072, am17an/llama.cpp#43."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ro'}}
     messages = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "?"}, *ASK]
     reply = http.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS})

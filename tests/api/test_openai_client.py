@@ -104,6 +104,7 @@ PICK: Any = {
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
 def test_a_forced_call_fits_its_schema(client: openai.OpenAI, choice: Any) -> None:
+    """llama.cpp#27217, llama.cpp#26849: not enforced, or a named function taken for "auto"."""
     reply = client.chat.completions.create(
         model="sim",
         messages=MESSAGES,  # type: ignore[arg-type]

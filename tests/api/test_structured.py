@@ -131,6 +131,7 @@ def test_triggers_are_shown_as_they_are_looked_for(serve_sim: SimServer) -> None
     ],
 )
 def test_53_what_does_not_compile_is_a_400(serve_sim: SimServer, body: dict[str, Any], message: str) -> None:
+    """llama.cpp#19051, llama.cpp#19349: it was ignored, and the answer was free."""
     http = serve_sim()
     for path, rest in [*ROUTES, ("/completion", PROMPT)]:
         for stream in (False, True):

@@ -156,6 +156,7 @@ def test_a_schema_holds_behind_the_forced_end(http: httpx.Client) -> None:
 
 
 def test_60_a_grammar_leaves_thoughts_alone(http: httpx.Client) -> None:
+    """llama.cpp#22537, llama.cpp#28182, llama.cpp#13867: it hit the thoughts, and stray marks were in the answer."""
     thoughts, content = said(http, {**LIMITED, "grammar": "root ::= [a-c]{3}"})
     assert thoughts == f"{raw(http, N)} So.".strip()
     assert len(content) == 3 and set(content) <= set("abc")

@@ -15,11 +15,13 @@ PRINTABLE = tuple("▁" if code == 32 else chr(code) for code in range(32, 127))
 N_VOCAB = len(SPECIAL) + 256 + len(PRINTABLE)
 
 
-def write_tiny_llama(path: Path, *, seed: int = 0, arch: str = "llama", name: str = "Tiny", window: int = 0) -> Path:
+def write_tiny_llama(
+    path: Path, *, seed: int = 0, arch: str = "llama", name: str = "Tiny", window: int = 0, n_ctx: int = N_CTX
+) -> Path:
     """A llama-like model of about 60 thousand F32 weights over bytes and printable characters (354 tokens)."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name)
-    writer.add_context_length(N_CTX)
+    writer.add_context_length(n_ctx)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYER)
     writer.add_feed_forward_length(N_FF)

@@ -177,10 +177,13 @@ class ChatModel:
         found = map(self._tokens, around if rendered.is_plain else format.marks)
         return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
-    def thought_budget(self, rendered: Rendered, request: ChatRequest) -> ThoughtBudget | None:
-        """None where there are no thoughts, or they are as long as they are."""
+    def thought_budget(
+        self, rendered: Rendered, request: ChatRequest, *, has_stops: bool = False
+    ) -> ThoughtBudget | None:
+        """None where there are no thoughts, or nothing depends on them: no budget, no order to end, no stop string."""
         thinking = rendered.format.thinking
-        if thinking is None or not request.is_limited:
+        is_watched = request.is_limited or (has_stops and request.parses)
+        if thinking is None or not is_watched:
             return None
         return ThoughtBudget(
             request.budget,

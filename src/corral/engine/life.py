@@ -221,7 +221,8 @@ class Life:
     def _push(self, work: Generation, token: Token, probs: TokenProbs | None) -> Piece | None:
         task = work.task
         data = self._tokenizer.piece(token, special=task.special or token in task.preserved_tokens)
-        return work.text.push(token, data, probs)
+        thoughts = self._books.samplers[task.id].thoughts if task.limits.stop else None
+        return work.text.push(token, data, probs, is_thought=thoughts is not None and thoughts.has_last)
 
     def _chunk(self, work: Generation, piece: Piece, is_last: bool) -> None:
         task = work.task

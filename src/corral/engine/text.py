@@ -56,16 +56,21 @@ class TextStream:
         """A line was indented less than asked for."""
         return self._indent.broken
 
-    def push(self, token: Token, piece: bytes, probs: TokenProbs | None = None) -> Piece | None:
-        """Add a generated token, ``piece`` being its bytes (maybe none, maybe part of a character)."""
+    def push(
+        self, token: Token, piece: bytes, probs: TokenProbs | None = None, *, is_thought: bool = False
+    ) -> Piece | None:
+        """Add a generated token, ``piece`` being its bytes (maybe none, maybe part of a character).
+
+        Stop strings are not looked for in thoughts.
+        """
         if not self._waiting and piece and self._indent.n_indent <= 0:
             try:
                 text = piece.decode()
             except UnicodeDecodeError:
-                return self._push(token, piece, probs)
-            if self._finder.skip(text):
+                return self._push(token, piece, probs, is_thought)
+            if is_thought or self._finder.skip(text):
                 return self._emit(text, (token,), (probs,) if probs is not None else ())
-        return self._push(token, piece, probs)
+        return self._push(token, piece, probs, is_thought)
 
     def finish(self) -> Piece | None:
         """Generation ended: what was held back is final now. May still set ``stopped``. Harmless after a stop."""
@@ -78,13 +83,16 @@ class TextStream:
             return self._stop()
         return self._release(len(self._held), len(self._waiting))
 
-    def _push(self, token: Token, piece: bytes, probs: TokenProbs | None) -> Piece | None:
+    def _push(self, token: Token, piece: bytes, probs: TokenProbs | None, is_thought: bool) -> Piece | None:
         assert self.stopped is None and not self.indent_stop, "a token after the stop"
         text = self._decoder.decode(piece)
         self._held += text
         n_partial = 1 if self._decoder.getstate()[0] else 0
         self._waiting.append(_Waiting(token, probs, len(self._held) + n_partial))
-        self._finder.feed(text)
+        if is_thought:
+            self._finder.pass_over(text)
+        else:
+            self._finder.feed(text)
         if self._finder.decided:
             return self._stop()
         return self._settle(len(self._held) - self._finder.n_open)
@@ -190,6 +198,13 @@ class StopFinder:
             if self.decided:
                 self._n_fed += len(text) - i - 1
                 return
+
+    def pass_over(self, text: str) -> None:
+        """Text in which nothing counts; no stop string goes on across it."""
+        self._open = [0] * len(self._stops)
+        self._n_fed += len(text)
+        self.n_open = 0
+        self.decided = self.word is not None
 
     def _read(self, char: str) -> None:
         """Advance every stop string by one character (Knuth, Morris and Pratt)."""

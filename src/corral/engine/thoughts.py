@@ -25,10 +25,14 @@ class Stage(Enum):
 
 
 class Thoughts:
-    """Where one task's generation stands. Depends on nothing but its tokens and ``end``."""
+    """Where one task's generation stands. Depends on nothing but its tokens and ``end``.
+
+    ``has_last``: the last token was of thoughts, or ended or began them.
+    """
 
     def __init__(self, budget: ThoughtBudget, tokenizer: Tokenizer) -> None:
         self.can_end = budget.can_end
+        self.has_last = False
         self.stage = Stage.WATCHING
         self._tokenizer = tokenizer
         self._starts = [text.encode() for text in budget.starts if text]
@@ -53,6 +57,15 @@ class Thoughts:
 
     def accept(self, token: Token) -> None:
         """The token was generated."""
+        was_inside = self.is_inside
+        self._accept(token)
+        self.has_last = was_inside or self.is_inside
+
+    @property
+    def is_inside(self) -> bool:
+        return self.stage in (Stage.THINKING, Stage.FORCING)
+
+    def _accept(self, token: Token) -> None:
         match self.stage:
             case Stage.FORCING:
                 self._n_told += 1

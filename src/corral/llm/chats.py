@@ -56,7 +56,8 @@ class Chats:
         borders: tuple[int, ...] = ()
         if self._runtime.traits.rollback is not Rollback.ANY:
             borders = model.borders(rendered, request, prompt)
-        sampling = replace(sampling, thoughts=model.thought_budget(rendered, request))
+        thoughts = model.thought_budget(rendered, request, has_stops=bool(params.limits().stop))
+        sampling = replace(sampling, thoughts=thoughts)
         return Asked(prompt, params, sampling, model.preserved(rendered), borders, rendered)
 
     def _request(self, messages: Sequence[Message], params: SamplingParams) -> ChatRequest:

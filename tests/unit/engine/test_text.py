@@ -163,3 +163,14 @@ def test_a_bad_line_before_the_stop_is_no_stop() -> None:
     stream = TextStream(Limits(n_indent=2, stop=("#",)))
     feed(stream, "a\nb # c")
     assert (stream.text, stream.stopped, stream.indent_stop) == ("a\n", None, True)
+
+
+def test_stop_strings_are_not_looked_for_in_thoughts() -> None:
+    """vllm-project/vllm#14399: nor is one put together across their border."""
+    stream = TextStream(Limits(stop=("STOP", "T>x")))
+    words = [("a ST", False), ("OP b STOP", True), ("ST", True), ("OP ", False), ("ST", False), ("OPPED", False)]
+    pieces = []
+    for token, (text, is_thought) in enumerate(words):
+        pieces.append(stream.push(token, text.encode(), is_thought=is_thought))
+    assert "".join(piece.text for piece in pieces if piece) == "a STOP b STOPSTOP " == stream.text
+    assert stream.stopped == "STOP"

@@ -58,7 +58,7 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     if n_probs is not None:
         params = replace(params, sampling=replace(params.sampling, n_probs=min(n_probs, tokenizer.n_vocab)))
     params = replace(params, preserved_tokens=params.preserved_tokens | service.chat.preserved(rendered))
-    thoughts = _thoughts(fields, request, rendered, service)
+    thoughts = _thoughts(fields, request, rendered, service, has_stops=bool(params.limits.stop))
     sampling = held(params.sampling, service.chat, request, rendered, service.defaults.sampling.constraint)
     params = replace(params, sampling=replace(sampling, thoughts=thoughts))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
@@ -66,11 +66,13 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
 
 
-def _thoughts(fields: Fields, request: ChatRequest, rendered: Rendered, service: Service) -> ThoughtBudget | None:
+def _thoughts(
+    fields: Fields, request: ChatRequest, rendered: Rendered, service: Service, *, has_stops: bool
+) -> ThoughtBudget | None:
     """Between the marks of the model's format, or where it has none between those that the body names."""
     if rendered.format.thinking is None and has_tags(fields):
         return read_tagged_budget(fields, service.server, service.runtime.model.tokenizer)
-    return service.chat.thought_budget(rendered, request)
+    return service.chat.thought_budget(rendered, request, has_stops=has_stops)
 
 
 def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered]:
