@@ -80,7 +80,8 @@ def test_14_stop_strings_do_not_cut_thoughts(http: httpx.Client, path: str, mode
     reply = http.post(path, json={**body, **forced("<think>a STOP b</think>c STOP d")})
     thoughts, text, reason = read(reply)
     assert (thoughts, text.strip()) == ("a STOP b", "c") and reason in ("stop", "stop_sequence")
-    reply = http.post(path, json={**body, **forced("c STOP d")})
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    reply = http.post(path, json={**body, **forced("c STOP d"), **off})
     assert read(reply)[1].strip() == "c", "without thoughts"
 
 
@@ -102,7 +103,7 @@ def big_tools(n: int, **more: Any) -> list[Json]:
 def test_55_a_large_set_of_tools_works() -> None:
     """llama.cpp#26596, llama.cpp#25895: beyond 97 KB in all, or with long texts, there was no grammar."""
     tools = big_tools(150)
-    assert len(json.dumps(tools)) > 300_000
+    assert len(json.dumps(tools)) > 100_000
     engine = CannedEngine(says(CALL))
     runtime = replace(canned_runtime(engine), n_ctx_slot=10**6)
     with client(runtime, replace(SERVER, chat_template=TEMPLATE)) as http:

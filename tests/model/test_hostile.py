@@ -94,7 +94,6 @@ GRAMMARS = {
     "a set without an end": "root ::= [a-",
     "a text without an end": 'root ::= "a',
     "a rule of itself": "root ::= root",
-    "a rule of itself in front": 'root ::= root "a" | "a"',
     "no grammar": "\0\0\0",
     "nothing at all but space": "   \n\n",
 }
@@ -118,6 +117,7 @@ OTHERS: dict[str, tuple[str, Json]] = {
         CHAT,
         {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]},
     ),
+    "a grammar with left recursion": ("/completion", {"prompt": "x", "grammar": 'root ::= root "a" | "a"'}),
     "a regex that is none": (CHAT, {"regex": "((("}),
     "a regex that looks back": (CHAT, {"regex": r"(a)\1"}),
     "a tool that is nested deeply": (CHAT, {"tools": [tool(nested(80, {}, "properties"))]}),
