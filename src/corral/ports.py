@@ -203,11 +203,15 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """A sampled token. ``top`` and ``p`` only if probabilities were asked for: as in ``events.TokenProbs``."""
+    """A sampled token. ``top`` and ``p`` only if probabilities were asked for: as in ``events.TokenProbs``.
+
+    ``is_thought``: it is of thoughts that have a budget, or begins or ends them.
+    """
 
     token: Token
     p: float = 0.0
     top: Sequence[tuple[Token, float]] = ()
+    is_thought: bool = False
 
 
 class Sampler(Protocol):
@@ -251,6 +255,10 @@ class Matcher(Protocol):
 
     def would_accept(self, data: bytes) -> bool:
         """Whether the text can go on with these bytes."""
+        ...
+
+    def forced(self) -> list[Token]:
+        """The usual tokens of what comes next in any case, as far as they are certain; maybe none."""
         ...
 
     @property

@@ -72,6 +72,7 @@ HELD = (
         ),
     ),
     Constraint(ConstraintKind.JSON_SCHEMA, '{"enum": [true, false, 10, 1000]}'),
+    Constraint(ConstraintKind.LARK, 'start: ("these" | "those are the ones, " /[ab]/)+'),
 )
 
 
@@ -146,6 +147,7 @@ class Submit:
     id_slot: int | None = None
     held: Constraint | None = None
     thoughts: ThoughtBudget | None = None
+    n_probs: int = 0
     stop: str = ""
     seed: int | None = None
     adapters: AdapterSet = ()
@@ -255,6 +257,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
         stop=draw(st.sampled_from(["", "", "", "e", "th", "t\n"])),
         held=draw(st.sampled_from([None, None, None, *HELD])),
         thoughts=draw(st.sampled_from([None, None, None, *THOUGHTS])),
+        n_probs=draw(st.sampled_from([0, 0, 0, 1, 3])),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
         adapters=draw(SETS) if setup.with_adapters else (),
         n_keep=draw(st.sampled_from([0, 0, 5, -1])) if setup.shift else 0,
@@ -363,12 +366,25 @@ def ended(task: Task, tokens: tuple[Token, ...], is_whole: bool = False) -> tupl
 
     ``is_whole``: they end because they are all that they were held to.
     """
-    for n in range(1, len(tokens) + 1) if task.limits.stop else ():
-        before, found, _ = MODEL.tokenizer.detokenize(tokens[:n], special=False).partition(task.limits.stop[0])
-        if found:
-            return tokens[:n], before, StopReason.WORD
+    said, searched = b"", b""
+    for n, is_thought in enumerate(in_thoughts(task, tokens) if task.limits.stop else (), 1):
+        piece = MODEL.tokenizer.piece(tokens[n - 1], special=False)
+        said += piece
+        searched += bytes(len(piece)) if is_thought else piece
+        if (at := searched.find(task.limits.stop[0].encode())) >= 0:
+            return tokens[:n], said[:at].decode("utf-8", "replace"), StopReason.WORD
     reason = StopReason.EOS if is_whole or (tokens and tokens[-1] in EOG) else StopReason.LIMIT
     return tokens, MODEL.tokenizer.detokenize(tokens, special=False), reason
+
+
+def in_thoughts(task: Task, tokens: tuple[Token, ...]) -> list[bool]:
+    """Of each token whether it is of thoughts, in which stop strings do not count."""
+    sampler = new_row_sampler(task.sampling, MODEL, EOG, task.prompt)
+    found = []
+    for token in tokens:
+        sampler.take_forced()
+        found.append(sampler.took(Picked(token)).is_thought)
+    return found
 
 
 # --- playing ---------------------------------------------------------------------------------------------------------
@@ -468,7 +484,10 @@ class Player:
         n_predict = 2 * self.setup.n_ctx if self.setup.shift and op.n_predict < 0 else op.n_predict
         greedy = Sampling(temperature=0.0)
         drawn = [greedy if op.seed is None else replace(WILD, seed=op.seed + i) for i in range(op.n)]
-        sampling = [replace(s, ignore_eos=op.ignore_eos, constraint=op.held, thoughts=op.thoughts) for s in drawn]
+        sampling = [
+            replace(s, ignore_eos=op.ignore_eos, constraint=op.held, thoughts=op.thoughts, n_probs=op.n_probs)
+            for s in drawn
+        ]
         group = tuple(
             Task(
                 TaskId(parent + i),

@@ -165,7 +165,7 @@ class Commit:
             if error is not None:
                 self._life.fail(slot, error)
             else:
-                self._life.token(slot, picked, outcome.done_ms)
+                self._life.tokens(slot, picked, outcome.done_ms)
         self._charge_rent(plan)
 
     def _count_pass(self, plan: Plan, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,8 @@ class Constrained:
     ) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
-        self._banned = np.fromiter(banned, np.intp)
+        self._bans = frozenset(banned)
+        self._banned = np.fromiter(self._bans, np.intp)
         self._eog = frozenset(eog)
         self._after = constraint.after.encode()
         self._watch = new_watch(constraint.triggers, constraint.with_trigger)
@@ -89,6 +91,12 @@ class Constrained:
         if not mask.any():
             raise _nothing_left(bool(n_wanted))
         return mask
+
+    def forced(self) -> list[Token]:
+        """Tokens that come next in any case, up to one that is banned; maybe none."""
+        if self.phase is not Phase.HELD:
+            return []
+        return list(takewhile(lambda token: token not in self._bans, self._matcher.forced()))
 
     def _wanted(self) -> Mask | None:
         match self.phase:

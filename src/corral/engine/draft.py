@@ -246,6 +246,11 @@ class Draft:
         slots = [s for s in self.view.slots if s.lease is not None and s.id not in self.parked]
         return sorted(slots, key=lambda s: standing(self.view, s))
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the spans so far."""
+        return sum(len(s.span.tokens) for s in self.spans)
+
     def finish(self) -> Plan:
         if self.transient:
             self.act(Evict(kept=False), *(Drop(s) for s in self.transient))

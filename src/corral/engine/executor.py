@@ -12,7 +12,7 @@ from corral.engine.disk_entry import Entry, Part, owner_of
 from corral.engine.disk_tier import DiskTier
 from corral.engine.plan import Plan, SlotSpan
 from corral.engine.probs import top_logprobs
-from corral.engine.sampling import RowSampler, pick_rows
+from corral.engine.sampling import RowSampler, pick_rows, run_on
 from corral.engine.snapshots import SnapshotStore
 from corral.events import TokenProbs
 from corral.ids import AdapterSet, RowId, SlotId, Token
@@ -42,14 +42,14 @@ class Outcome:
 
     ``ops`` in the order they were tried; after one that failed nothing more was done. ``status`` is None when there was
     no forward pass. ``lengths`` are those of the rows it may have changed, read back after a pass that failed half way.
-    ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn tokens,
-    one for each (slot, siblings included) that the plan asked for. ``shown``: probabilities of prompt tokens, with
-    their slot and the position of the first.
+    ``firsts``: where rows begin now, in memory that drops what lies behind its window. ``picks`` are the drawn tokens
+    for each slot (siblings included) that the plan asked for, with those that had to follow. ``shown``: probabilities
+    of prompt tokens, with their slot and the position of the first.
     """
 
     ops: tuple[OpResult, ...] = ()
     status: DecodeStatus | None = None
-    picks: tuple[tuple[SlotId, Picked], ...] = ()
+    picks: tuple[tuple[SlotId, tuple[Picked, ...]], ...] = ()
     shown: tuple[tuple[SlotId, int, tuple[TokenProbs, ...]], ...] = ()
     lengths: Mapping[RowId, int] | None = None
     firsts: Mapping[RowId, int] = field(default_factory=dict)
@@ -185,15 +185,17 @@ class Executor:
 
 def _picks(
     logits: Logits, spans: Sequence[SlotSpan], samplers: Mapping[SlotId, RowSampler]
-) -> tuple[tuple[SlotId, Picked], ...]:
+) -> tuple[tuple[SlotId, tuple[Picked, ...]], ...]:
     """Each draws from the last row of logits of its span."""
-    asked: list[tuple[int, SlotId]] = []
+    asked: list[tuple[int, SlotId, int]] = []
     n_rows = 0
     for s in spans:
         n_rows += s.span.n_outputs
-        asked += [(n_rows - 1, slot) for slot in s.samples]
-    picked = pick_rows(logits, [(i, samplers[slot]) for i, slot in asked])
-    return tuple((slot, pick) for (_, slot), pick in zip(asked, picked, strict=True))
+        asked += [(n_rows - 1, slot, s.n_more if slot == s.slot else 0) for slot in s.samples]
+    picked = pick_rows(logits, [(i, samplers[slot]) for i, slot, _ in asked])
+    return tuple(
+        (slot, (pick, *run_on(samplers[slot], n_more))) for (_, slot, n_more), pick in zip(asked, picked, strict=True)
+    )
 
 
 def _shown(logits: Logits, spans: Sequence[SlotSpan]) -> tuple[tuple[SlotId, int, tuple[TokenProbs, ...]], ...]:

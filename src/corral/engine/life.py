@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from corral.engine.adapted import marked, marked_token
 from corral.engine.books import Books
 from corral.engine.draft import Waiting
@@ -184,8 +186,17 @@ class Life:
         work.n_cached, work.begun_ms = parent.work.n_cached, parent.work.begun_ms
         self.events.append(Started(work.task.id, slot.id, work.n_prompt, work.n_cached))
 
-    def token(self, slot: Slot, picked: Picked, now_ms: float) -> None:
-        """A token was drawn for the slot: from its own logits, or as a sibling from its parent's."""
+    def tokens(self, slot: Slot, picked: Sequence[Picked], now_ms: float) -> None:
+        """A token was drawn for the slot, from its own logits or as a sibling from its parent's; others had to follow.
+
+        Those behind one that ends the generation are dropped.
+        """
+        for i, each in enumerate(picked):
+            if slot.generation is not None:
+                self._token(slot, each, i + 1 == len(picked), now_ms)
+
+    def _token(self, slot: Slot, picked: Picked, is_last: bool, now_ms: float) -> None:
+        """``is_last``: the sampler stands behind this one."""
         work = slot.work
         if slot.state is SlotState.DONE_PROMPT:
             slot.move(SlotState.GENERATING)
@@ -194,8 +205,9 @@ class Life:
         work.generated.append(picked.token)
         self._books.shares.charge(work.task, 1)
         probs = self._probs(work, picked)
-        piece = self._push(work, picked.token, probs)
-        reason = self._reason(work, picked.token, now_ms)
+        piece = self._push(work, picked, probs)
+        is_whole = is_last and self._books.samplers[work.task.id].is_complete
+        reason = self._reason(work, picked.token, is_whole, now_ms)
         if piece:
             self._chunk(work, piece, is_last=reason is not None)
         if reason is not None:
@@ -218,26 +230,25 @@ class Life:
         work.probs.append(probs)
         return probs
 
-    def _push(self, work: Generation, token: Token, probs: TokenProbs | None) -> Piece | None:
+    def _push(self, work: Generation, picked: Picked, probs: TokenProbs | None) -> Piece | None:
         task = work.task
-        data = self._tokenizer.piece(token, special=task.special or token in task.preserved_tokens)
-        thoughts = self._books.samplers[task.id].thoughts if task.limits.stop else None
-        return work.text.push(token, data, probs, is_thought=thoughts is not None and thoughts.has_last)
+        data = self._tokenizer.piece(picked.token, special=task.special or picked.token in task.preserved_tokens)
+        return work.text.push(picked.token, data, probs, is_thought=picked.is_thought)
 
     def _chunk(self, work: Generation, piece: Piece, is_last: bool) -> None:
         task = work.task
         timings = work.timings() if task.timings_per_token or is_last else None
         self.events.append(Chunk(task.id, piece.text, piece.tokens, work.n_decoded, timings, piece.probs))
 
-    def _reason(self, work: Generation, token: Token, now_ms: float) -> StopReason | None:
-        """Why the generation ends with this token, if it does.
+    def _reason(self, work: Generation, token: Token, is_whole: bool, now_ms: float) -> StopReason | None:
+        """Why the generation ends with this token, if it does. ``is_whole``: it is all that a constraint wants.
 
         An end-of-generation token wins over the limits, and so does a constraint that is held to its end.
         """
         limits, n_decoded = work.task.limits, work.n_decoded
         if work.text.stopped is not None:
             return StopReason.WORD
-        if token in self._eog or self._books.samplers[work.task.id].is_complete:
+        if token in self._eog or is_whole:
             return StopReason.EOS
         if len(work.tokens) >= self._books.n_ctx_slot and not self._may_shorten(work):
             work.truncated = True

@@ -109,6 +109,7 @@ class SlotSpan:
     """Tokens that a slot computes. ``samples`` are the slots that draw a token from its last position: itself first,
     then siblings that wait for this prompt.
 
+    ``n_more``: so many tokens that must follow the drawn one are taken with it, without logits.
     ``targets``: tokens whose probabilities are asked for, each in the place behind a position, the first behind the
     first; and those of ``n_top`` likeliest there.
     """
@@ -116,6 +117,7 @@ class SlotSpan:
     slot: SlotId
     span: Span
     samples: tuple[SlotId, ...] = ()
+    n_more: int = 0
     targets: tuple[Token, ...] = ()
     n_top: int = 0
 

@@ -12,7 +12,7 @@ from corral.engine.approximate import shorten_full
 from corral.engine.checkpoints import keep_checkpoints
 from corral.engine.cost import Part, features
 from corral.engine.draft import NEWEST, Draft, View, Want, standing, want_of
-from corral.engine.plan import Deferral, Plan, SlotSpan
+from corral.engine.plan import Deferral, Plan
 from corral.engine.pressure import (
     close_gap,
     demote_cold,
@@ -24,9 +24,9 @@ from corral.engine.pressure import (
 )
 from corral.engine.prompts import plan_prompts
 from corral.engine.reuse import begin_all
+from corral.engine.runs import first_only, generating_span, n_to_compute
 from corral.engine.seats import seat_all
 from corral.engine.turns import sets_by_turn
-from corral.ops import Span
 
 
 def plan(view: View) -> Plan:
@@ -80,7 +80,7 @@ def plan_pass(draft: Draft) -> None:
 
 
 def plan_decoding(draft: Draft) -> None:
-    """Each slot that generates computes its last token and draws the next."""
+    """Each slot that generates computes its last token, and those that had to follow it, and draws the next."""
     for slot in draft.view.slots:
         work = slot.generation
         if work is None or not work.n_decoded or slot.id in draft.shortened:
@@ -88,16 +88,19 @@ def plan_decoding(draft: Draft) -> None:
         row, computed = draft.row_of(slot), draft.computed(slot)
         if row is None or adapters_at(work.task, work.tokens, computed) != draft.adapters:
             continue
-        if len(work.tokens) - computed == 1:
-            span = Span(row, computed, (work.tokens[computed],), 1)
-            draft.spans.append(SlotSpan(slot.id, span, (slot.id,)))
+        n = n_to_compute(draft, slot, computed)
+        if n:
+            draft.spans.append(generating_span(draft, slot, row, computed, n))
 
 
 def fit_decoding(draft: Draft) -> None:
     """In a shared pool make room for these tokens; the last in standing wait if there is none after all."""
-    if not draft.ledger.traits.shared_cells or reclaim(draft, len(draft.spans)):
+    if not draft.ledger.traits.shared_cells or reclaim(draft, draft.n_tokens):
         return
+    draft.spans = [first_only(s) for s in draft.spans]
     n_fit = max(1, n_available(draft))
+    if len(draft.spans) <= n_fit:
+        return
     ranked = sorted(draft.spans, key=lambda s: standing(draft.view, draft.view.slots[s.slot]))
     for span in ranked[n_fit:]:
         draft.deferrals[draft.view.slots[span.slot].work.task.id] = Deferral.NO_CELLS

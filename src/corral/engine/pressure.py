@@ -236,7 +236,7 @@ def demote_cold(draft: Draft) -> None:
     view, ledger = draft.view, draft.ledger
     if not ledger.traits.shared_cells:
         return
-    n_tokens = sum(len(s.span.tokens) for s in draft.spans)
+    n_tokens = draft.n_tokens
     for row in ledger.cold_rows():
         n = ledger.length(row)
         price = 2 * view.cost.state_ms(n)

@@ -9,6 +9,7 @@ from corral.engine.cost import Part
 from corral.engine.draft import Draft, Want, came_together, want_of
 from corral.engine.plan import Deferral, SlotSpan
 from corral.engine.pressure import n_available, reclaim, reclaim_or_park
+from corral.engine.runs import n_following
 from corral.engine.state import SlotState
 from corral.ids import RowId, SlotId
 from corral.ops import Span
@@ -108,7 +109,7 @@ def _step_budget(draft: Draft, prompts: list[Prompt]) -> int:
     costs nothing and lets others in between.
     """
     traits = draft.ledger.traits
-    n_batch = traits.n_batch - len(draft.spans)
+    n_batch = traits.n_batch - draft.n_tokens
     if any(p.n_left > traits.n_ubatch for p in prompts):
         return min(n_batch, traits.n_ubatch)
     return n_batch
@@ -119,13 +120,13 @@ def _room(draft: Draft, prompts: list[Prompt], n_wanted: int) -> int:
     if not draft.ledger.traits.shared_cells:
         return n_wanted
     n_wanted = min(n_wanted, sum(p.n_left for p in prompts))
-    reclaim(draft, len(draft.spans) + n_wanted)
+    reclaim(draft, draft.n_tokens + n_wanted)
     slots = {p.want.slot for p in prompts}
     holding = [s for s in draft.holding() if s.id in slots]
-    if n_available(draft) <= len(draft.spans) and holding:
-        reclaim_or_park(draft, len(draft.spans) + 1, keep=holding[0])
+    if n_available(draft) <= draft.n_tokens and holding:
+        reclaim_or_park(draft, draft.n_tokens + 1, keep=holding[0])
         draft.spans = [s for s in draft.spans if s.slot not in draft.parked]
-    return max(0, min(n_wanted, n_available(draft) - len(draft.spans)))
+    return max(0, min(n_wanted, n_available(draft) - draft.n_tokens))
 
 
 def _alone(draft: Draft, prompts: list[Prompt], n_budget: int) -> list[int]:
@@ -168,12 +169,14 @@ def _add_chunk(draft: Draft, prompt: Prompt, n: int) -> None:
     tokens = tuple(want.tokens[prompt.pos0 : prompt.pos0 + n])
     wants_token = prompt.pos0 + n == len(want.tokens) and (want.n_decoded > 0 or want.task.limits.n_predict != 0)
     samples = (want.slot, *_siblings(draft, want)) if wants_token else ()
+    n_more = n_following(draft, want.task, len(want.tokens)) if samples else 0
     if not prompt.is_shown:
-        draft.spans.append(SlotSpan(want.slot, Span(prompt.row, prompt.pos0, tokens, int(bool(samples))), samples))
+        span = Span(prompt.row, prompt.pos0, tokens, int(bool(samples)))
+        draft.spans.append(SlotSpan(want.slot, span, samples, n_more))
         return
     targets = plain(want.tokens[prompt.pos0 + 1 : prompt.pos0 + n + 1])
     span = Span(prompt.row, prompt.pos0, tokens, n)
-    draft.spans.append(SlotSpan(want.slot, span, samples, targets, want.task.n_prompt_probs))
+    draft.spans.append(SlotSpan(want.slot, span, samples, n_more, targets, want.task.n_prompt_probs))
 
 
 def _siblings(draft: Draft, want: Want) -> list[SlotId]:

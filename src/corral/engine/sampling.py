@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
@@ -60,6 +60,7 @@ class RowSampler:
     """
 
     __slots__ = (
+        "_run",
         "allowed",
         "chain",
         "constrained",
@@ -85,6 +86,7 @@ class RowSampler:
     ) -> None:
         self.constrained = constrained
         self.thoughts = thoughts
+        self._run: list[Token] | None = None
         self.allowed: Mask | None = None
         self.error: CorralError | None = None
         self.end = end
@@ -110,7 +112,17 @@ class RowSampler:
         return self.error is None
 
     def take_forced(self) -> Token | None:
-        """The token that must come, which a chain then knows; None: any may that can."""
+        """The token that must come, which a chain then knows; None: any may that can.
+
+        What is told does not depend on when it is asked for: a run of tokens is found once and then told to its end.
+        """
+        token = self._next_of_thoughts()
+        if token is None:
+            return self._next_of_run()
+        self._run = None
+        return token
+
+    def _next_of_thoughts(self) -> Token | None:
         token = self.thoughts.forced if self.thoughts is not None else None
         if self.thoughts is None or token is None or self._takes(token):
             return token
@@ -120,9 +132,21 @@ class RowSampler:
     def _takes(self, token: Token) -> bool:
         """What text is held to is stronger than what must come."""
         is_held = self.constrained is not None and self.constrained.phase is Phase.HELD
-        if is_held and self.allowed is not None and not self.allowed[token]:
+        if is_held and not (self.prepare() and self.allowed is not None and self.allowed[token]):
             return False
         return self.chain is None or self.chain.take(token)
+
+    def _next_of_run(self) -> Token | None:
+        if self.constrained is None or self.error is not None:
+            return None
+        if self._run is None:
+            self._run = self.constrained.forced()
+        if not self._run:
+            return None
+        token = self._run.pop(0)
+        if self.chain is not None:
+            self.chain.take(token)
+        return token
 
     def is_likeliest(self, token: Token) -> bool:
         """Whether a token that is likeliest in the raw row still is: other tokens can only have become less likely."""
@@ -153,9 +177,16 @@ class RowSampler:
         kept = keep_wide(self.reading(row, lambda edited: edited[tokens]), f)
         return Kept(tokens[kept.tokens], kept.weights)
 
+    def took(self, picked: Picked) -> Picked:
+        """Add a drawn token to the history. Returns it, knowing what it is part of."""
+        self.accept(picked.token)
+        is_thought = self.thoughts is not None and self.thoughts.has_last
+        return replace(picked, is_thought=True) if is_thought else picked
+
     def accept(self, token: Token) -> None:
         """Add a drawn token to the history."""
         self.edits.accept(token)
+        self._run = self._run or None
         if self.thoughts is not None:
             self.thoughts.accept(token)
         if self.constrained is not None and self.error is None:
@@ -269,21 +300,26 @@ def pick_rows(logits: Floats, rows: Sequence[tuple[int, RowSampler]]) -> list[Pi
     row. A task whose chain fails does not disturb the others: see ``RowSampler.error``.
     """
     picked = [Picked(sampler.end) for _, sampler in rows]
-    ready = [(at, i, sampler) for at, (i, sampler) in enumerate(rows) if sampler.prepare()]
     with np.errstate(all="ignore"):
         free = []
-        for at, i, sampler in ready:
+        for at, (i, sampler) in enumerate(rows):
             forced = sampler.take_forced()
-            if forced is None:
-                free.append((at, i, sampler))
-            else:
+            if forced is not None:
                 picked[at] = _certain(logits[i], forced, sampler.sampling)
+            elif sampler.prepare():
+                free.append((at, i, sampler))
         drawn = _pick_all(logits, [(i, sampler) for _, i, sampler in free])
         for n, (at, i, sampler) in enumerate(free):
             picked[at] = _redrawn(logits, i, sampler, drawn[n])
-    for pick, (_, sampler) in zip(picked, rows, strict=True):
-        sampler.accept(pick.token)
-    return picked
+    return [sampler.took(pick) for pick, (_, sampler) in zip(picked, rows, strict=True)]
+
+
+def run_on(sampler: RowSampler, n_max: int) -> list[Picked]:
+    """At most ``n_max`` tokens that must come next, added to the history: nobody needs logits for them."""
+    found: list[Picked] = []
+    while len(found) < n_max and sampler.error is None and (token := sampler.take_forced()) is not None:
+        found.append(sampler.took(Picked(token)))
+    return found
 
 
 def _redrawn(logits: Floats, i: int, sampler: RowSampler, pick: Picked) -> Picked:

@@ -45,6 +45,9 @@ class GuidedMatcher:
         tokens = self._vocabulary.cover(data)
         return int(self._matcher.validate_tokens(tokens)) == len(tokens)
 
+    def forced(self) -> list[Token]:
+        return list(self._matcher.compute_ff_tokens())
+
     @property
     def is_complete(self) -> bool:
         return bool(self._matcher.is_stopped())

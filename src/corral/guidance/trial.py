@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import orjson
 from llguidance import LLMatcher
@@ -11,8 +12,11 @@ from corral.errors import InvalidRequest
 from corral.guidance.idle import without_idle
 from corral.guidance.limits import check_schema
 
-WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
-"""Between the tokens of JSON, as in llama-server: small models would go on with white space for ever."""
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+LAYOUT: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""The white space of JSON, as most models saw it: what is certain need not be drawn, and none goes on for ever."""
 
 _PLACE = re.compile(r"^json_schema: (/\S*: )?")
 
@@ -21,7 +25,7 @@ def json_grammar(schema: object) -> str:
     """llguidance's grammar for a schema, which is an object or a boolean."""
     shown = without_idle(schema) if isinstance(schema, dict) else {} if schema else {"enum": []}
     text = orjson.dumps(shown).decode()
-    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITE_SPACE})
+    return LLMatcher.grammar_from_json_schema(text, defaults=LAYOUT)
 
 
 def fault_of(schema: object) -> str:

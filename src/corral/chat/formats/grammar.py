@@ -16,7 +16,7 @@ from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import Tagged
 from corral.chat.tools import Json, Tool, ToolChoice, Tools
 from corral.guidance.references import with_definitions
-from corral.guidance.trial import WHITE_SPACE
+from corral.guidance.trial import LAYOUT
 from corral.tasks import Constraint, ConstraintKind, Trigger
 
 Literal = Callable[[str], str]
@@ -264,4 +264,4 @@ def _properties(tool: Tool) -> dict[str, object]:
 
 def _json(schema: Json) -> str:
     """JSON of a schema, as a term."""
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": LAYOUT}, ensure_ascii=False)
