@@ -168,9 +168,9 @@ class CannedEngine:
         return CannedStream(self, [task for group in groups for task in group])
 
 
-def canned_runtime(engine: CannedEngine, n_slots: int = 4) -> Runtime:
-    traits = MemoryTraits(1024, 1024, n_slots, 1, 64, 64, True)
-    return Runtime(ByteModel(), engine, traits, n_slots, 1024)  # type: ignore[arg-type]
+def canned_runtime(engine: CannedEngine, n_slots: int = 4, n_ctx: int = 1024) -> Runtime:
+    traits = MemoryTraits(n_ctx, n_ctx, n_slots, 1, 64, 64, True)
+    return Runtime(ByteModel(), engine, traits, n_slots, n_ctx)  # type: ignore[arg-type]
 
 
 SERVER = ServerConfig(port=0, alias=("canned",))

@@ -53,8 +53,7 @@ def engine() -> CannedEngine:
 
 @pytest.fixture(scope="module")
 def http(engine: CannedEngine) -> Iterator[httpx.Client]:
-    """With a context that the largest schemas fit, too."""
-    with client(replace(canned_runtime(engine), n_ctx_slot=1 << 20), replace(SERVER, chat_template=TEMPLATE)) as http:
+    with client(canned_runtime(engine, n_ctx=1 << 20), replace(SERVER, chat_template=TEMPLATE)) as http:
         yield http
 
 
@@ -222,3 +221,60 @@ def test_a_response_format_that_cannot_be_held_is_refused_by_path_and_keyword(ht
         message = error_text(response.json())
         assert f"json_schema: /properties/x/{word}: " in message
         assert "\n" not in message and "%json" not in message and "|" not in message.replace("||", "")
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+FORMS: list[Any] = [
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWER}},
+    {"type": "json_object", "schema": ANSWER},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_a_response_format_the_reply_is_calls_or_fits_it(serve_sim: SimServer, form: Any) -> None:
+    http = serve_sim(ServerConfig(port=0, chat_template=TEMPLATE))
+    schema = {**with_part({"enum": [1, 2]}), "additionalProperties": False}
+    body = {"messages": ASK, "tools": [tool(schema)], "response_format": form, "parallel_tool_calls": False}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    seen = set()
+    for seed in range(12):
+        response = http.post("/v1/chat/completions", json={**body, "max_tokens": 900, "seed": seed})
+        assert response.status_code == 200, response.text
+        message = response.json()["choices"][0]["message"]
+        if calls := message.get("tool_calls"):
+            assert not message["content"]
+            assert all(json.loads(call["function"]["arguments"])["x"] in (1, 2) for call in calls)
+        else:
+            jsonschema.validate(json.loads(message["content"]), ANSWER)
+        seen.add(bool(calls))
+    assert seen == {True, False}
+
+
+def test_a_call_that_is_forced_leaves_no_room_for_an_answer(http: httpx.Client, engine: CannedEngine) -> None:
+    body = {"messages": ASK, "tools": [tool(with_part(TEXT))], "response_format": FORMS[0]}
+    assert http.post("/v1/chat/completions", json={**body, "tool_choice": "required"}).status_code == 200
+    assert '"ok"' not in held_text(engine)
+    assert http.post("/v1/chat/completions", json={**body, "tool_choice": "none"}).status_code == 200
+    assert json.loads(held_text(engine)) == ANSWER
+    continued = {**body, "messages": [*ASK, {"role": "assistant", "content": '{"ok"'}]}
+    assert http.post("/v1/chat/completions", json=continued).status_code == 200
+    assert json.loads(held_text(engine)) == ANSWER
+
+
+def test_a_response_format_that_cannot_be_held_is_refused_beside_tools(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": with_part(WILD["not"])}}
+    body = {"messages": ASK, "tools": [tool(with_part(TEXT))], "response_format": form}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert error_text(response.json()) == "json_schema: /properties/x/not: the keyword 'not' is not supported"
+
+
+def test_other_constraints_do_not_go_with_tools(http: httpx.Client) -> None:
+    for held in ({"regex": "a"}, {"lark": 'start: "a"'}, {"grammar": 'root ::= "a"'}):
+        response = http.post("/v1/chat/completions", json={"messages": ASK, "tools": [tool({})], **held})
+        assert response.status_code == 400 and "Cannot use" in error_text(response.json())

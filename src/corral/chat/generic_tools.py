@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from corral.chat.schema import Json
 from corral.chat.template import Message
-from corral.chat.tools import Json
 
 
 def describe_tools(messages: Sequence[Message], definitions: Sequence[Json]) -> list[Message]:

@@ -14,16 +14,18 @@ def held(
 ) -> Sampling:
     """``sampling`` with its constraint as it acts on the reply; ``default``: what gives way to tools.
 
-    Raises InvalidRequest for two things at once, and for tools that cannot be held.
+    A schema goes with tools: the reply is calls, or an answer that fits it. Raises InvalidRequest for other two things
+    at once, and for tools that cannot be held.
     """
     own = sampling.constraint
-    for_tools = model.constraint(rendered, request)
+    is_reply = own is not None and own.kind is ConstraintKind.JSON_SCHEMA and not own.triggers
+    for_tools = model.constraint(rendered, request, own if is_reply else None)
     if for_tools is None:
         if own is None:
             return _freed(sampling, rendered)
         return replace(sampling, constraint=_behind_thoughts(own, rendered))
-    if own is not None and own != default:
-        raise InvalidRequest("Cannot use response_format or another constraint with tools that may be called.")
+    if own is not None and not is_reply and own != default:
+        raise InvalidRequest(f"Cannot use {own.kind} with tools that may be called; a response_format goes with them")
     return replace(sampling, constraint=for_tools)
 
 

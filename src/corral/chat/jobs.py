@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,19 +12,17 @@ from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation
 from corral.chat.formats.base import Expect, Format, Reader, TagFormat
 from corral.chat.formats.detect import detect_format
-from corral.chat.formats.grammar import call_constraint
+from corral.chat.formats.grammar import Wanted
 from corral.chat.formats.history import adjust_history
 from corral.chat.generic_tools import describe_tools, write_out_calls
 from corral.chat.guard import Guard, Guarded, control_texts
+from corral.chat.holder import CallHolder, NewMatcher
 from corral.chat.template import ChatTemplate
-from corral.chat.tool_schemas import ToolSchemas, loosened
 from corral.chat.tools import ToolChoice, Tools
 from corral.errors import InvalidRequest
 from corral.ids import Token
 from corral.ports import ModelInfo, Tokenizer
 from corral.tasks import Constraint, ThoughtBudget
-
-log = logging.getLogger(__name__)
 
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
 
@@ -105,7 +102,7 @@ class ChatModel:
         info: ModelInfo,
         tokenizer: Tokenizer,
         tool_template: ChatTemplate | None = None,
-        new_matcher: Callable[[Constraint], object] | None = None,
+        new_matcher: NewMatcher | None = None,
     ) -> None:
         self.template = template
         self.tool_template = tool_template or template
@@ -113,8 +110,7 @@ class ChatModel:
         self._plain_format = self.format if tool_template is None else detect_format(template)
         self._info = info
         self._tokenizer = tokenizer
-        self._new_matcher = new_matcher
-        self._schemas = ToolSchemas()
+        self._holder = CallHolder(self._literal, new_matcher)
         thinking = self.format.thinking
         thoughts = (*thinking.starts, *thinking.ends) if thinking else ()
         self._guard = Guard(control_texts(tokenizer), thoughts)
@@ -198,67 +194,18 @@ class ChatModel:
     def _tokens(self, text: str) -> list[Token]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
 
-    def constraint(self, rendered: Rendered, request: ChatRequest) -> Constraint | None:
-        """What the reply is held to by the tools that may or must be called. Raises InvalidRequest.
+    def constraint(self, rendered: Rendered, request: ChatRequest, own: Constraint | None = None) -> Constraint | None:
+        """What the reply is held to by the tools that may or must be called; None: to nothing. Raises InvalidRequest.
 
-        What cannot be held of arguments is not, but for strict tools, where that is refused. So is a call that must be
-        made in a format without grammar.
+        ``own`` is the schema that the request wants of an answer that calls nothing; no other kind is one.
         """
-        choice, tools = request.choice, request.tools
-        if choice.mode == "none":
-            return None
-        tools = self._schemas.held(Tools({choice.name: tools.by_name[choice.name]}) if choice.name else tools)
-        found = self._constraint(rendered, request, tools)
-        if found is None and choice.mode == "required":
-            raise InvalidRequest(
-                f"Field 'tool_choice': calls in the format of this model ({rendered.format.name}) cannot be forced; "
-                "use 'auto'"
-            )
-        fault = self._fault(found)
-        if not fault:
-            return found
-        return self._loose_constraint(rendered, request, tools, fault)
-
-    def _loose_constraint(
-        self, rendered: Rendered, request: ChatRequest, tools: Tools, fault: str
-    ) -> Constraint | None:
-        """What compiles in place of what does not: without the schemas at fault, without all, nothing.
-
-        Raises InvalidRequest if the schemas are insisted on, or a call is.
-        """
-        guilty = [
-            name
-            for name, tool in tools.by_name.items()
-            if self._fault(self._constraint(rendered, request, Tools({name: tool})))
-        ]
-        for names in (guilty, list(tools.by_name)):
-            log.info("arguments of tools are any objects, as the grammar does not compile (%s): %s", fault, names)
-            found = self._constraint(rendered, request, loosened(tools, names))
-            if not self._fault(found):
-                return found
-        if request.choice.mode == "required" or any(tool.strict for tool in tools.by_name.values()):
-            raise InvalidRequest(f"Failed to parse tools: calls of {', '.join(tools.by_name)} cannot be held: {fault}")
-        return None
-
-    def _constraint(self, rendered: Rendered, request: ChatRequest, tools: Tools) -> Constraint | None:
-        return call_constraint(
-            rendered.format,
-            tools,
-            request.choice,
-            parallel=request.parallel,
-            is_thinking=rendered.expect.is_thinking,
-            literal=self._literal,
-        )
-
-    def _fault(self, constraint: Constraint | None) -> str:
-        """Why it does not compile; "" if it does."""
-        if constraint is None or self._new_matcher is None:
-            return ""
-        try:
-            self._new_matcher(constraint)
-        except InvalidRequest as error:
-            return str(error)
-        return ""
+        expect, thinking = rendered.expect, rendered.format.thinking
+        reply = None if own is None else self._holder.reply(own)
+        if reply is not None and expect.is_text:
+            return None  # an answer goes on
+        has_thought = thinking is not None and rendered.text.rstrip().endswith(thinking.ends)
+        wanted = Wanted(request.choice, request.parallel, expect.is_thinking, has_thought, reply)
+        return self._holder.constraint(rendered.format, request.tools, wanted)
 
     def _literal(self, text: str) -> str:
         """A text as terms of a lark grammar: strings, and control tokens by their numbers."""

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from corral.chat.schema import Json, Schema
 from corral.errors import InvalidRequest
-from corral.guidance.references import resolve
-from corral.guidance.relax import TYPES
-
-Json = Mapping[str, object]
 
 MAX_DEPTH = 64
 """How deep a schema may nest: deeper ones are attacks, and template filters and grammars recurse."""
@@ -40,35 +37,6 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
-    """A place in a JSON schema, references resolved against ``root``; ``node`` None: nothing is known."""
-
-    node: object
-    root: Json
-
-    @property
-    def types(self) -> frozenset[str]:
-        """JSON types that a value may have; empty if nothing is known."""
-        return _types(self.node, self.root, 8)
-
-    @property
-    def items(self) -> Schema:
-        return self._child("items")
-
-    def member(self, key: str) -> Schema:
-        return Schema(self._child("properties").node, self.root)._child(key)
-
-    def _child(self, key: str) -> Schema:
-        node = self.node
-        for _ in range(8):
-            reference = node.get("$ref") if isinstance(node, dict) else None
-            if not isinstance(reference, str):
-                break
-            node = resolve(reference, self.root)
-        return Schema(node.get(key) if isinstance(node, dict) else None, self.root)
-
-
-@dataclass(frozen=True, slots=True)
 class Tools:
     """All tools of a request, by name."""
 
@@ -82,10 +50,6 @@ class Tools:
         """The schema of the arguments of tool ``name``."""
         tool = self.by_name.get(name)
         return Schema(tool.parameters, tool.parameters) if tool else Schema(None, {})
-
-    def types(self, name: str, key: str) -> frozenset[str]:
-        """JSON types that argument ``key`` of tool ``name`` may have; empty if nothing is known."""
-        return self.schema(name).member(key).types
 
 
 def read_tools(value: object) -> Tools:
@@ -161,34 +125,3 @@ def _is_deep(value: object, left: int) -> bool:
         return False
     children = value.values() if isinstance(value, dict) else value
     return left == 0 or any(_is_deep(child, left - 1) for child in children)
-
-
-def _types(schema: object, root: Json, left: int) -> frozenset[str]:
-    if not isinstance(schema, dict) or left == 0:
-        return frozenset()
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return _types(resolve(reference, root), root, left - 1)
-    if "type" in schema:
-        return _named_types(schema["type"])
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(_type_of(value) for value in values)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return frozenset().union(*(_types(one, root, left - 1) for one in schema[key]))
-    return frozenset()
-
-
-def _named_types(names: object) -> frozenset[str]:
-    """The value of ``type``, in capitals as some clients write it or not. Names that JSON does not have mean any."""
-    found = [names] if isinstance(names, str) else names if isinstance(names, list) else []
-    types = frozenset(name.lower() for name in found if isinstance(name, str))
-    return types if types <= TYPES else frozenset()
-
-
-def _type_of(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "object")

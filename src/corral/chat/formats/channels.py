@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import NewId, Sink
-from corral.chat.formats.base import CallFormat, Expect, Thinking, random_id
+from corral.chat.formats.base import Expect, Thinking, random_id
+from corral.chat.formats.tagged import Tagged
 
 MESSAGE = "<|message|>"
 _MAX_HEAD = 400
@@ -40,7 +41,7 @@ class ChannelFormat:
     ends: tuple[str, ...]
     read_head: Callable[[str], Head]
     opener: str
-    calls: CallFormat | None = None
+    calls: Tagged | None = None
     new_id: NewId = random_id
 
     reopener = "<|start|>assistant"
@@ -56,7 +57,7 @@ class ChannelFormat:
             "<|channel|>",
             "<|constrain|>",
             *self.ends,
-            *(self.calls.opens if self.calls else ()),
+            *(self.calls.marks if self.calls else ()),
         )
 
     def program(self, cursor: Cursor, sink: Sink, expect: Expect) -> Steps[None]:

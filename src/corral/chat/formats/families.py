@@ -58,7 +58,7 @@ class FunctionaryFormat(TagFormat):
             cursor.undo()
 
 
-FUNCTIONARY_CALLS = TagJson(">>>", ("\n",), only_known=True)
+FUNCTIONARY_CALLS = TagJson(">>>", ("\n",), only_known=True, begins_open=True)
 
 GPT_OSS = ChannelFormat(
     "gpt-oss",

@@ -48,7 +48,7 @@ def _value(cursor: Cursor, sink: Sink, depth_left: int) -> Steps[bool]:
         return (yield from _members("]", cursor, sink, depth_left))
     parts: list[str] = []
     end = yield from cursor.until((",", "}", "]", CLOSE), parts.append)
-    sink.arguments(json_or_string("".join(parts), strict=False))
+    sink.arguments(json_or_string("".join(parts)))
     return bool(end)
 
 

@@ -1,57 +1,55 @@
-"""Grammars of calls, in llguidance's lark: what a model may write so that its calls are whole and fit their tools."""
+"""Owns what replies are held to where there are tools: whole calls that fit them, or an answer that fits a schema."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from corral.chat.formats.base import CallFormat, Format, TagFormat, Thinking
-from corral.chat.formats.channels import ChannelFormat
-from corral.chat.formats.detect import Either
-from corral.chat.formats.gemma import CLOSE, OPEN, GemmaCalls
-from corral.chat.formats.json_calls import JsonCalls
-from corral.chat.formats.python_calls import PythonCalls
-from corral.chat.formats.tag_json import TagJson
+from corral.chat.formats.base import Format, TagFormat, Thinking
+from corral.chat.formats.channels import MESSAGE, ChannelFormat
+from corral.chat.formats.rules import SPACE, Literal, Rules, json_of
+from corral.chat.formats.shapes import Shape, Shapes
 from corral.chat.formats.tagged import Tagged
-from corral.chat.tools import Json, Tool, ToolChoice, Tools
-from corral.guidance.references import with_definitions
-from corral.guidance.trial import LAYOUT
-from corral.tasks import Constraint, ConstraintKind, Trigger
-
-Literal = Callable[[str], str]
-"""A text as terms of lark: control tokens in it become tokens."""
-
-_SPACE = "space"
+from corral.chat.schema import Json
+from corral.chat.tools import ToolChoice, Tools
+from corral.tasks import Constraint, ConstraintKind, Trigger, TriggerKind
 
 
-def call_constraint(
-    format: Format, tools: Tools, choice: ToolChoice, *, parallel: bool, is_thinking: bool, literal: Literal
-) -> Constraint | None:
-    """What generation is held to for ``choice``; None if nothing is, or if the format has no grammar.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``parallel``: there may be several calls. The prompt ends within thoughts (``is_thinking``) or behind them
+    (``has_thought``). ``reply``: the schema of the text where none is called; None: any text."""
 
-    A call that must be made holds from the first token behind the thoughts; others from a mark on that begins calls.
+    choice: ToolChoice
+    parallel: bool = True
+    is_thinking: bool = False
+    has_thought: bool = False
+    reply: Json | None = None
+
+
+def call_constraint(format: Format, tools: Tools, wanted: Wanted, literal: Literal) -> Constraint | None:
+    """What generation is held to; None if nothing is, or if the format has no grammar.
+
+    A call that must be made, or else a text that a schema wants, holds from the first token behind the thoughts; other
+    calls from a mark on that begins them.
     """
+    choice = wanted.choice
     if choice.mode == "none":
         return None
+    rules = Rules(literal)
     named = [tools.by_name[choice.name]] if choice.name else list(tools.by_name.values())
-    grammar = _Grammar(named, parallel and not choice.name, literal)
+    shapes = Shapes(rules, named, wanted.parallel and not choice.name)
     if isinstance(format, ChannelFormat):
-        return _channel_constraint(format, grammar, choice, is_thinking) if format.calls is None else None
+        return _Channels(format, shapes, wanted).constraint()
     if not isinstance(format, TagFormat) or format.calls is None:
         return None
-    calls = format.calls.second if isinstance(format.calls, Either) else format.calls
-    shape = grammar.shape(calls)
-    if shape is None:
-        return None
+    shape = shapes.of(format.calls)
+    thoughts = ("", "") if wanted.has_thought else _thoughts(format.thinking, wanted.is_thinking)
     if choice.mode == "required":
-        opener = literal(format.opener) if format.opener and not format.noise else ""
-        text = grammar.text(f"{_SPACE} {opener} {shape.trigger} {shape.rest}")
-        return Constraint(ConstraintKind.LARK, text, (), *_thoughts(format.thinking, is_thinking))
-    if not shape.mark:
-        return None
-    thoughts = _thoughts(format.thinking, is_thinking)
-    return Constraint(ConstraintKind.LARK, grammar.text(shape.rest), (Trigger(shape.mark),), *thoughts)
+        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {shape.whole}"), (), *thoughts)
+    if wanted.reply is not None:
+        reply = f"{literal(format.opener) if format.opener else ''} {SPACE} {json_of(wanted.reply)}"
+        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {shape.whole} | {reply}"), (), *thoughts)
+    return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
 
 
 def _thoughts(thinking: Thinking | None, is_thinking: bool) -> tuple[str, str]:
@@ -61,207 +59,68 @@ def _thoughts(thinking: Thinking | None, is_thinking: bool) -> tuple[str, str]:
     return thinking.ends[0], "" if is_thinking else thinking.starts[0]
 
 
-def _channel_constraint(format: ChannelFormat, grammar: _Grammar, choice: ToolChoice, is_thinking: bool) -> Constraint:
-    """Harmony: the head of a message names the function."""
-    lit = grammar.literal
-    body = f"{lit('<|message|>')} "
-    rest = grammar.choose(lambda tool: f"{lit(tool.name)} head {body}{grammar.arguments(tool)}")
-    channel = f"""({lit("<|channel|>")} ("commentary" | "analysis"))?"""
-    grammar.rules["head"] = f"""{channel} (" "? {lit("<|constrain|>")}? "json")?"""
-    if choice.mode == "auto":
-        return Constraint(ConstraintKind.LARK, grammar.text(rest), (Trigger(" to=functions."),))
-    grammar.rules["thoughts"] = f"{lit('<|channel|>analysis<|message|>')} any {lit('<|end|><|start|>assistant')}"
-    grammar.rules["any"] = r"/(?s:.*)/"
-    opening = f"thoughts? {lit('<|channel|>commentary to=functions.')}"
-    if is_thinking:
-        opening = f"any {lit('<|end|><|start|>assistant')} {lit('<|channel|>commentary to=functions.')}"
-    return Constraint(ConstraintKind.LARK, grammar.text(f"{opening} {rest}"))
-
-
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """``mark`` begins calls, as text; ``trigger`` is the same as terms; ``rest`` is what follows."""
+class _Channels:
+    """Replies in messages: thoughts in any number of them, then a call or an answer."""
 
-    mark: str
-    trigger: str
-    rest: str
+    format: ChannelFormat
+    shapes: Shapes
+    wanted: Wanted
 
+    def constraint(self) -> Constraint:
+        rules, wanted, format = self.shapes.rules, self.wanted, self.format
+        shape = self._harmony() if format.calls is None else self._muse(format.calls)
+        if wanted.choice.mode == "auto" and wanted.reply is None:
+            thoughts = _thoughts(format.thinking, wanted.is_thinking) if format.calls else ("", "")
+            return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
+        start = f"{self._thoughts()} {shape.whole}"
+        if wanted.choice.mode == "auto" and wanted.reply is not None:
+            start = f"{self._thoughts()} ({shape.whole} | {self._head()} {json_of(wanted.reply)})"
+        return Constraint(ConstraintKind.LARK, rules.text(start))
 
-@dataclass(slots=True)
-class _Grammar:
-    """Rules on their way."""
+    def _thoughts(self) -> str:
+        """Messages of thoughts; the first may be open already."""
+        rules, thinking = self.shapes.rules, self.format.thinking
+        rest = f"{rules.until(thinking.ends[0])} {rules.literal(self.format.reopener)}"
+        name = rules.add("thoughts", f"{rules.literal(thinking.starts[0])} {rest}")
+        return f"{rest if self.wanted.is_thinking else ''} {name}*"
 
-    tools: Sequence[Tool]
-    parallel: bool
-    literal: Literal
-    rules: dict[str, str] = field(default_factory=dict)
+    def _head(self) -> str:
+        """What a message with an answer begins with."""
+        lit = self.shapes.rules.literal
+        if self.format.calls is not None:
+            return f'" to=user"? {lit(MESSAGE)}'
+        return f"{lit('<|channel|>final')} {self._json_mark()} {lit(MESSAGE)}"
 
-    def text(self, start: str) -> str:
-        rules = {"start": start, _SPACE: r"/[ \n]{0,4}/", **self.rules}
-        return "\n".join(f"{name}: {body}" for name, body in rules.items())
+    def _json_mark(self) -> str:
+        """What tells that a message is JSON, or nothing."""
+        return f"""(" json" | " "? {self.shapes.rules.literal("<|constrain|>")} "json")?"""
 
-    def shape(self, calls: CallFormat) -> _Shape | None:
-        match calls:
-            case JsonCalls():
-                return self._json_calls(calls)
-            case TagJson():
-                return self._tag_json(calls)
-            case Tagged():
-                return self._tagged(calls)
-            case PythonCalls():
-                return self._python_calls(calls)
-            case GemmaCalls():
-                return self._gemma_calls()
-        return None
+    def _harmony(self) -> Shape:
+        rules, lit = self.shapes.rules, self.shapes.rules.literal
+        channel = f"""({lit("<|channel|>")} ("commentary" | "analysis"))?"""
+        head = rules.add("head", f"{channel} {self._json_mark()}")
+        calls = self.shapes.choose(lambda tool: f"{lit(tool.name)} {head} {lit(MESSAGE)} {json_of(tool.parameters)}")
+        behind = f'" to=functions." {calls}'
+        begin = Trigger(r"(?:^|<\|start\|>assistant|<\|channel\|>[a-z]+)( to=functions\.)", TriggerKind.PATTERN)
+        return Shape(f"{lit('<|channel|>commentary')} {behind}", behind, (begin,))
 
-    def choose(self, write: Callable[[Tool], str]) -> str:
-        """One of the tools, each as ``write`` writes it."""
-        for i, tool in enumerate(self.tools):
-            self.rules[f"tool_{i}"] = write(tool)
-        return "(" + " | ".join(f"tool_{i}" for i in range(len(self.tools))) + ")"
-
-    def arguments(self, tool: Tool) -> str:
-        return _json(tool.parameters)
-
-    def _again(self, one: str, between: str) -> str:
-        """Once, or with parallel calls several times."""
-        return f"{one} ({between} {one})*" if self.parallel else one
-
-    def _section(self, section: Iterable[str], section_end: Iterable[str], open_mark: str, one: str) -> _Shape:
-        """Calls, each behind ``open_mark``, between marks of a section if there are any."""
-        begins, ends = next(iter(section), ""), next(iter(section_end), "")
-        lit = self.literal
-        end = f"{_SPACE} {lit(ends)}" if ends else ""
-        if begins:
-            calls = self._again(f"{lit(open_mark)} {one}", _SPACE)
-            return _Shape(begins, lit(begins), f"{_SPACE} {calls} {end}")
-        calls = self._again(one, f"{_SPACE} {lit(open_mark)}")
-        return _Shape(open_mark, lit(open_mark), f"{calls} {end}")
-
-    def _json_calls(self, calls: JsonCalls) -> _Shape:
-        one = self.choose(lambda tool: _json(_call_schema(calls, tool)))
-        before, after = next(iter(calls.before), ""), next(iter(calls.after), "")
-        lit = self.literal
-        end = f"{_SPACE} {lit(after)}" if after else ""
-        if calls.is_array:
-            comma = f'{_SPACE} "," {_SPACE}'
-            rest = f'{_SPACE} "[" {_SPACE} {self._again(one, comma)} {_SPACE} "]" {end}'
-        elif before and after:
-            rest = self._again(f"{_SPACE} {one} {end}", f"{_SPACE} {lit(before)}")
-        else:
-            rest = one
-        if calls.bare:
-            return _Shape("", "", rest)
-        return _Shape(before, lit(before), rest)
-
-    def _tag_json(self, calls: TagJson) -> _Shape:
-        lit = self.literal
-        kind = lit(calls.before_name[0]) if calls.before_name else ""
-        fence = calls.fences[0] if calls.fences else ("", "")
-        close = f"{_SPACE} {lit(calls.close[0])}" if calls.close else ""
-        self.rules["call_id"] = r"/[A-Za-z0-9_.-]{1,40}/"
-        before = f"call_id {lit(calls.id_before[0])}" if calls.id_before else ""
-        behind = f"{lit(calls.id_mark[0])} call_id" if calls.id_mark else ""
-        prefix, suffix = ("functions.", ":") if calls.id_pattern else ("", "")
-        self.rules["number"] = r"/[0-9]{1,3}/"
-        number = f"{lit(suffix)} number" if suffix else ""
-        one = self.choose(
-            lambda tool: (
-                f"{kind} {before} {lit(prefix + tool.name)} {number} {behind} {lit(calls.name_end[0])} {_SPACE} "
-                f"{lit(fence[0])} {_SPACE} {self.arguments(tool)} {_SPACE} {lit(fence[1])} {close}"
-            )
+    def _muse(self, calls: Tagged) -> Shape:
+        """Each call is a message to its function. What only begins with the mark of calls is held, too."""
+        shapes, rules, lit = self.shapes, self.shapes.rules, self.shapes.rules.literal
+        section, write = calls.section[0], shapes.tagged(calls)
+        bodies = {tool.name: rules.add("call", write(tool)) for tool in shapes.tools}
+        close = f"{SPACE} {lit(calls.section_end[0])}"
+        one = rules.one_of(
+            "message",
+            (
+                f"{lit(f' to={name}{MESSAGE}{section}')} {SPACE} {lit(calls.open)} {body} {close}"
+                for name, body in bodies.items()
+            ),
         )
-        return self._section(calls.section, calls.section_end, calls.open, one)
-
-    def _tagged(self, calls: Tagged) -> _Shape:
-        lit = self.literal
-
-        def call(tool: Tool) -> str:
-            members = " | ".join(self._argument(calls, tool, key) for key in _properties(tool)) or '""'
-            tag_end = lit(calls.tag_end)
-            if calls.tag_end == "<|sep|>":
-                tag_end = '(" index=\\"" /[0-9]{1,3}/ "\\"")? ' + tag_end
-            name_end = calls.name_end if _properties(tool) or calls.name_end != "\n" else ""
-            return f"{lit(tool.name + name_end)} {tag_end} ({_SPACE} ({members}))* {_SPACE} {lit(calls.close)}"
-
-        return self._section(calls.section, calls.section_end, calls.open, self.choose(call))
-
-    def _argument(self, calls: Tagged, tool: Tool, key: str) -> str:
-        lit = self.literal
-        types = Tools({tool.name: tool}).types(tool.name, key)
-        is_text = not types or "string" in types
-        edge = '"\\n"' if calls.trims else ""
-        attributes = ""
-        if calls.tag_end == "<|sep|>":
-            attributes = lit(' type="') + ' /[a-z]{1,10}/ "\\""'
-        elif calls.tag_end:
-            attributes = lit(f' string="{"true" if is_text else "false"}"')
-        head = f"{lit(calls.key + key + calls.key_end)} {attributes} {lit(calls.tag_end)}"
-        if calls.value:
-            head += f" {_SPACE} {lit(calls.value)}"
-        if is_text:
-            return f"{head} {edge} {self._until(calls.value_end)}"
-        schema = with_definitions(_properties(tool)[key], tool.parameters)
-        return f"{head} {edge} {_json(schema)} {edge} {lit(calls.value_end)}"
-
-    def _until(self, end: str) -> str:
-        """Any text and the mark that ends it."""
-        terms = self.literal(end)
-        if terms.startswith("<["):
-            self.rules["any"] = r"/(?s:.*)/"
-            return f"any {terms}"
-        self.rules[f"until[suffix={json.dumps(end, ensure_ascii=False)}]"] = r"/(?s:.*)/"
-        return "until"
-
-    def _python_calls(self, calls: PythonCalls) -> _Shape:
-        lit = self.literal
-
-        def call(tool: Tool) -> str:
-            members = [
-                f"{lit(key + '=')} {_json(with_definitions(schema, tool.parameters))}"
-                for key, schema in _properties(tool).items()
-            ]
-            inner = f'(({" | ".join(members)}) ("," {_SPACE} ({" | ".join(members)}))*)?' if members else ""
-            return f'{lit(tool.name)} "(" {inner} ")"'
-
-        comma = f'"," {_SPACE}'
-        rest = f'"[" {self._again(self.choose(call), comma)} "]" {lit(calls.after[0]) if calls.after else ""}'
-        return _Shape(next(iter(calls.before), ""), lit(next(iter(calls.before), "")), rest)
-
-    def _gemma_calls(self) -> _Shape:
-        lit = self.literal
-        quote = lit('<|"|>')
-        self.rules |= {
-            "value": 'quoted | object | list | /-?[0-9]+(\\.[0-9]+)?/ | "true" | "false" | "null"',
-            "quoted": f"{quote} {'any' if quote.startswith('<[') else 'inner'} {quote}",
-            "any": r"/(?s:.*)/",
-            "inner": r"/[^<]*/",
-            "object": '"{" (member ("," member)*)? "}"',
-            "member": '/[A-Za-z0-9_]+/ ":" value',
-            "list": '"[" (value ("," value)*)? "]"',
-        }
-        one = f"{self.choose(lambda tool: lit('call:' + tool.name) + ' object')} {lit(CLOSE)}"
-        return _Shape(OPEN, lit(OPEN), self._again(one, lit(OPEN)))
-
-
-def _call_schema(calls: JsonCalls, tool: Tool) -> Json:
-    """The schema of a whole call object."""
-    if calls.name_is_key:
-        members: dict[str, object] = {tool.name: tool.parameters}
-    else:
-        members = {calls.name: {"const": tool.name}, calls.arguments: tool.parameters}
-    if calls.id:
-        call_id = {calls.id: {"type": "string", "pattern": "^[A-Za-z0-9]{1,9}$"}}
-        members = {**call_id, **members} if calls.id.startswith("tool_call") else {**members, **call_id}
-    schema = {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
-    return with_definitions(schema, tool.parameters)
-
-
-def _properties(tool: Tool) -> dict[str, object]:
-    properties = tool.parameters.get("properties")
-    return dict(properties) if isinstance(properties, dict) else {}
-
-
-def _json(schema: Json) -> str:
-    """JSON of a schema, as a term."""
-    return "%json " + json.dumps({**schema, "x-guidance": LAYOUT}, ensure_ascii=False)
+        next_head = lit(self.format.thinking.ends[0] + self.format.reopener)
+        more = f"({next_head} {one})*" if shapes.is_many else ""
+        whole = rules.add("calls", f"{one} {more}")
+        rest = f"{SPACE} {lit(calls.open)} ({' | '.join(bodies.values())}) {close} {more}"
+        begin = rf"(?:^|<\|start\|>assistant)( to=(?:{shapes.names})<\|message\|>)"
+        return Shape(whole, f"({whole} | {rest})", (Trigger(begin, TriggerKind.PATTERN), Trigger(section)))

@@ -13,8 +13,9 @@ from functools import partial
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
 from corral.chat.formats.base import read_section
-from corral.chat.formats.tagged import json_or_string, string_value, value_kind
-from corral.chat.tools import MAX_DEPTH, Schema, Tools
+from corral.chat.formats.tagged import json_or_string, string_value
+from corral.chat.schema import Schema
+from corral.chat.tools import MAX_DEPTH, Tools
 
 MARK = "]<]minimax[>["
 OPEN, CLOSE = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
@@ -68,8 +69,7 @@ def _elements(close: str, schema: Schema, cursor: Cursor, sink: Sink, depth_left
 
 
 def _value(close: str, schema: Schema, cursor: Cursor, sink: Sink, depth_left: int) -> Steps[bool]:
-    kind = value_kind(schema.types)
-    if kind == "string" or not depth_left:
+    if schema.is_a("string") or not depth_left:
         return (yield from string_value((close,), cursor, sink))
     cursor.begin()
     yield from cursor.space()
@@ -82,6 +82,6 @@ def _value(close: str, schema: Schema, cursor: Cursor, sink: Sink, depth_left: i
     cursor.undo()
     parts: list[str] = []
     end = yield from cursor.until((close,), parts.append)
-    sink.arguments(json_or_string("".join(parts), strict=kind == "mixed"))
+    sink.arguments(json_or_string("".join(parts), schema))
     yield from cursor.accept(end)
     return bool(end)

@@ -78,7 +78,7 @@ class PythonCalls:
             if not (yield from _literal(cursor, parts)):
                 sink.arguments("".join(parts))
                 return False
-            sink.arguments(json_or_string("".join(parts), strict=False))
+            sink.arguments(json_or_string("".join(parts)))
 
 
 def _literal(cursor: Cursor, parts: list[str]) -> Steps[bool]:

@@ -24,7 +24,7 @@ class TagJson:
     ``section`` may be missing in what a model writes. ``before_name`` and ``fences`` (around the arguments) are stepped
     over if they are there. ``id_mark``: the name ends with it, and an id comes before ``name_end``. ``id_before``: an
     id comes before the name and ends with it. ``id_pattern`` with groups ``name`` and ``id``: how both stand in one
-    word. ``only_known``: other names make it plain text.
+    word. ``only_known``: other names make it plain text. ``begins_open``: prompts end with ``open``.
     """
 
     open: str
@@ -38,6 +38,7 @@ class TagJson:
     id_before: tuple[str, ...] = ()
     id_pattern: str = ""
     only_known: bool = False
+    begins_open: bool = False
 
     bare = ""
 

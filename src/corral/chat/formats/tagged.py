@@ -19,7 +19,10 @@ from functools import partial
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
 from corral.chat.formats.base import is_name, read_section
+from corral.chat.schema import Schema
 from corral.chat.tools import Tools
+
+CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,13 @@ class Tagged:
     @property
     def opens(self) -> tuple[str, ...]:
         return (*self.section, self.open)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All of them, and what tags begin with, which may be a control token of its own."""
+        tags = (self.open, self.key)
+        heads = tuple(tag.partition(" ")[0] for tag in tags)
+        return (*self.section, *tags, *heads, self.value_end, self.close, *self.section_end)
 
     def read(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         return read_section(cursor, partial(self._one, cursor, sink, tools), self.section, self.section_end)
@@ -94,33 +104,26 @@ class Tagged:
             cursor.commit()
             sink.arguments(f"{comma}{json.dumps(key.strip(), ensure_ascii=False)}: ")
             comma = ", "
-            kind = value_kind(tools.types(name, key.strip()), attributes or "")
-            if not (yield from self._value(kind, cursor, sink)):
+            schema = tools.schema(name).member(key.strip())
+            if not (yield from self._value(schema, attributes or "", cursor, sink)):
                 return False
 
-    def _value(self, kind: str, cursor: Cursor, sink: Sink) -> Steps[bool]:
+    def _value(self, schema: Schema, attributes: str, cursor: Cursor, sink: Sink) -> Steps[bool]:
         if self.value:
             yield from cursor.step_over(self.value)
         ends: tuple[str, ...] = (self.value_end,)
-        if self.cdata and (yield from cursor.accept("<![CDATA[")):
-            ends = ("]]>" + self.value_end, "]]>")
+        if self.cdata and (yield from cursor.accept(CDATA)):
+            ends = (CDATA_END + self.value_end, CDATA_END)
         elif self.trims:
             yield from cursor.accept("\n")
             ends = ("\n" + self.value_end, self.value_end)
-        if kind == "string":
+        if schema.is_a("string") or 'string="true"' in attributes or 'type="string"' in attributes:
             return (yield from string_value(ends, cursor, sink))
         parts: list[str] = []
         end = yield from cursor.until(ends, parts.append)
-        sink.arguments(json_or_string("".join(parts), strict=kind == "mixed"))
+        sink.arguments(json_or_string("".join(parts), schema))
         yield from cursor.accept(end)
         return bool(end)
-
-
-def value_kind(types: frozenset[str], attributes: str = "") -> str:
-    """How a value is to be read: "string", "json" or, where both may be, "mixed"."""
-    if types == {"string"} or 'string="true"' in attributes or 'type="string"' in attributes:
-        return "string"
-    return "mixed" if not types or "string" in types else "json"
 
 
 def string_value(ends: tuple[str, ...], cursor: Cursor, sink: Sink) -> Steps[bool]:
@@ -133,17 +136,41 @@ def string_value(ends: tuple[str, ...], cursor: Cursor, sink: Sink) -> Steps[boo
     return bool(end)
 
 
-def json_or_string(text: str, *, strict: bool) -> str:
-    """``text`` if it is a JSON value; else what Python means by it, unless ``strict``; else a JSON string of it."""
+def json_or_string(text: str, schema: Schema | None = None) -> str:
+    """``text`` if it is a JSON value that ``schema`` allows; else what Python means by it, unless it may be text; else
+    a JSON string of it."""
     stripped = text.strip()
+    types = schema.types if schema else frozenset()
     try:
-        json.loads(stripped)
-        return stripped
+        value = json.loads(stripped, parse_constant=_refuse)
+        if schema is None or "string" not in types or schema.allows(value):
+            return stripped
     except (ValueError, RecursionError):
         pass
-    if not strict:
+    if schema is None or (types and "string" not in types):
         try:
-            return json.dumps(ast.literal_eval(stripped), ensure_ascii=False)
+            return json.dumps(_plain(ast.parse(stripped, mode="eval").body), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)
+
+
+def _plain(node: ast.expr) -> object:
+    """The value of a Python literal, in which JSON's words may stand, too. Raises ValueError if it is none."""
+    match node:
+        case ast.Constant(value=str() | int() | float() | None):
+            return node.value
+        case ast.Name(id="true" | "false" | "null" as word):
+            return {"true": True, "false": False, "null": None}[word]
+        case ast.List(elts) | ast.Tuple(elts):
+            return [_plain(one) for one in elts]
+        case ast.Dict(keys, values) if None not in keys:
+            return {str(_plain(key)): _plain(one) for key, one in zip(keys, values, strict=True) if key}
+        case ast.UnaryOp(ast.USub(), ast.Constant(value=int() | float() as number)):
+            return -number
+    raise ValueError(ast.dump(node))
+
+
+def _refuse(constant: str) -> None:
+    """NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(constant)

@@ -81,3 +81,40 @@ def test_types_in_capitals_say_what_is_text() -> None:
     reader = Reader(family("qwen3-coder"), Expect(tools), new_id)
     deltas = reader.feed(f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>")
     assert whole_reply([*deltas, *reader.finish()]).calls[0].arguments == '{"a": "5", "b": 5, "c": 5}'
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("5", '"5"'),
+        ("null", "null"),
+        ("Rome", '"Rome"'),
+        ("true", '"true"'),
+    ],
+)
+def test_a_value_that_may_be_text_is_another_only_if_that_may_be(written: str, read_as: str) -> None:
+    parameters = {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    reader = Reader(family("qwen3-coder"), Expect(tools), new_id)
+    deltas = reader.feed(
+        f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert whole_reply([*deltas, *reader.finish()]).calls[0].arguments == f'{{"a": {read_as}}}'
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("{'a': true, \"b\": None, 'c': [-1, 2.5]}", '{"a": true, "b": null, "c": [-1, 2.5]}'),
+        ("NaN", '"NaN"'),
+        ("1e999", "1e999"),
+        ("-1e999", "-1e999"),
+        ("{'a': 1e999}", "\"{'a': 1e999}\""),
+        ("('a', 'b')", '["a", "b"]'),
+        ("__import__('os')", "\"__import__('os')\""),
+    ],
+)
+def test_pythons_literals_become_json(written: str, read_as: str) -> None:
+    reader = Reader(family("lfm2"), Expect(TOOLS), new_id)
+    deltas = reader.feed(f"<|tool_call_start|>[weather(any={written})]<|tool_call_end|>")
+    assert whole_reply([*deltas, *reader.finish()]).calls[0].arguments == f'{{"any": {read_as}}}'

@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-from tests.api.canned import INFO, ByteTokenizer
-from tests.unit.chat.formats.samples import SAMPLES, TOOLS, Sample, family
+from tests.api.canned import EOS, INFO, ByteTokenizer
+from tests.unit.chat.formats.samples import GPT_OSS, HERMES, MUSE, SAMPLES, TOOLS, Sample
 
-from corral.chat.formats.base import TagFormat
-from corral.chat.formats.channels import ChannelFormat
-from corral.chat.formats.grammar import call_constraint
-from corral.chat.tools import ToolChoice
+from corral.chat.formats.base import Format
+from corral.chat.formats.families import GEMMA_4, GIGACHAT, LFM2, MINIMAX_M3, QWEN_CODER
+from corral.chat.formats.grammar import Wanted, call_constraint
+from corral.chat.tools import ToolChoice, Tools, read_tools
+from corral.engine.triggers import new_watch
 from corral.guidance.guide import Guide
+from corral.guidance.matcher import GuidedMatcher
 from corral.tasks import Constraint
 
 GUIDE = Guide(ByteTokenizer(), INFO)
+ODD = ('"now"}', "call▁begin｜>now", '"type": "function"', '\n{"arguments"', "|>]}", "<tags>")
+"""Readers forgive more than what is asked for: arguments left out or in front of the name, wrappers, sloppy types."""
 HELD = [
     sample
     for sample in SAMPLES
     if sample.calls
-    and sample.format.name not in ("minimax-m3", "muse-glimmer", "glm-or-generic")
+    and sample.format.name != "glm-or-generic"
     and all(call[1].endswith("}") for call in sample.calls)
-    and "any" not in sample.text
-    and '"now"}' not in sample.text
-    and "call▁begin｜>now" not in sample.text
-    and "CDATA" not in sample.text
-    and '"type": "function"' not in sample.text
-    and '"arguments": {"city": "Rome"}}</tool_call>\n<tool_call>\n{"arguments"' not in sample.text
+    and not any(odd in sample.text for odd in ODD)
 ]
+ENDS = ("<|role_end|>", "<|close|>message", "<|call|>", "<|eom|><|start|>assistant to=user", "</s>")
+"""What comes behind calls: generation ends before."""
 
 
-def constraint(sample: Sample, choice: ToolChoice) -> Constraint:
-    found = call_constraint(
-        sample.format, TOOLS, choice, parallel=True, is_thinking=sample.is_thinking, literal=json.dumps
-    )
+def constraint(format: Format, tools: Tools, choice: ToolChoice, **wanted: Any) -> Constraint:
+    found = call_constraint(format, tools, Wanted(choice, **wanted), json.dumps)
     assert found is not None
     return found
+
+
+def matcher(format: Format, choice: ToolChoice, **wanted: Any) -> GuidedMatcher:
+    return GUIDE.matcher(constraint(format, TOOLS, choice, **wanted))
 
 
 def ids(sample: Sample) -> str:
@@ -44,54 +48,191 @@ def ids(sample: Sample) -> str:
 
 
 @pytest.mark.parametrize("sample", HELD, ids=ids)
-def test_what_models_write_behind_the_trigger_is_taken(sample: Sample) -> None:
-    calls = getattr(sample.format, "calls", None)
-    if getattr(calls, "bare", "") or sample.text.startswith("weather"):
-        return
-    held = constraint(sample, ToolChoice("auto"))
-    matcher = GUIDE.matcher(held)
-    before, mark, rest = sample.text.partition(held.triggers[0].text)
-    if not mark:
-        pytest.skip("this sample leaves out the mark")
-    for end in ("<|role_end|>", "<|close|>message", "<|call|>", "<|end|>", "</s>"):
+def test_what_models_write_behind_a_trigger_is_taken(sample: Sample) -> None:
+    held = constraint(sample.format, TOOLS, ToolChoice("auto"), is_thinking=sample.is_thinking)
+    text = sample.text
+    if held.after and (not held.opener or text.startswith(held.opener)):
+        text = text.partition(held.after)[2] or text
+    data, watch = text.encode(), new_watch(held.triggers, held.with_trigger)
+    for n in range(len(data)):
+        watch = watch.advanced(data[n : n + 1])
+        if watch.rest is not None:
+            break
+    assert watch.rest is not None, "nothing triggers"
+    rest = (watch.rest + data[n + 1 :]).decode()
+    for end in ENDS:
         rest = rest.partition(end)[0]
+    matcher = GUIDE.matcher(held)
     assert matcher.would_accept(rest.encode()), (held.text, rest)
-    assert before is not None
+    matcher.accept_text(rest.encode())
+    is_whole = matcher.is_complete or matcher.allowed()[EOS]
+    assert is_whole or (sample.format is GIGACHAT and matcher.would_accept(b"<|message_sep|>"))
 
 
-@pytest.mark.parametrize("format", {s.format.name: s for s in HELD}.values(), ids=ids)
-def test_a_forced_call_is_nothing_else(format: Sample) -> None:
-    matcher = GUIDE.matcher(constraint(format, ToolChoice("required")))
-    assert not matcher.would_accept(b"Sorry, I cannot")
-    assert not matcher.would_accept(b"\n\n\n\n\n\n\n")
+@pytest.mark.parametrize("format", {s.format.name: s.format for s in SAMPLES}.values(), ids=lambda one: one.name)
+def test_a_forced_call_is_nothing_else(format: Format) -> None:
+    held = matcher(format, ToolChoice("required"))
+    assert not held.would_accept(b"Sorry, I cannot")
+    assert not held.would_accept(b"\n\n\n\n\n\n\n")
 
 
 def test_a_named_function_is_the_only_one() -> None:
-    held = constraint(SAMPLES[0], ToolChoice("required", "now"))
-    matcher = GUIDE.matcher(held)
-    assert matcher.would_accept(b'<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
-    assert not matcher.would_accept(b'<tool_call>\n{"name": "weather"')
+    held = constraint(HERMES, TOOLS, ToolChoice("required", "now"))
+    named = GUIDE.matcher(held)
+    assert named.would_accept(b'<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert not named.would_accept(b'<tool_call>\n{"name": "weather"')
     assert (held.after, held.opener) == ("</think>", "<think>")
+    assert constraint(HERMES, TOOLS, ToolChoice("required"), has_thought=True).after == ""
 
 
 def test_arguments_fit_their_schema() -> None:
-    matcher = GUIDE.matcher(constraint(SAMPLES[0], ToolChoice("auto")))
-    assert matcher.would_accept(b'{"name": "weather", "arguments": {"city": "x", "days": 2')
-    assert not matcher.would_accept(b'{"name": "weather", "arguments": {"city": 5')
+    held = matcher(HERMES, ToolChoice("auto"))
+    assert held.would_accept(b'{"name": "weather", "arguments": {"city": "x", "days": 2')
+    assert not held.would_accept(b'{"name": "weather", "arguments": {"city": 5')
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string"},
+        "b": {"enum": ["x", "y"]},
+        "c": {"type": "integer", "maximum": 9},
+        "d": {"type": "object", "properties": {"e": {"type": "boolean"}}, "required": ["e"]},
+    },
+    "required": ["a", "c"],
+}
+ONE = read_tools([{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}])
+N = "]<]minimax[>["
+
+
+def elements(**arguments: str) -> str:
+    inner = "".join(f"{N}<{key}>{value}{N}</{key}>" for key, value in arguments.items())
+    return f'{N}<invoke name="f">{inner}{N}</invoke>{N}</tool_call>'
+
+
+def parameters(**arguments: str) -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<function=f>\n{inner}</function>\n</tool_call>"
+
+
+def gemma(**arguments: str) -> str:
+    return "call:f{" + ",".join(f"{key}:{value}" for key, value in arguments.items()) + "}<tool_call|>"
+
+
+def python(**arguments: str) -> str:
+    return "[f(" + ", ".join(f"{key}={value}" for key, value in arguments.items()) + ")]<|tool_call_end|>"
+
+
+NOT_JSON: list[tuple[Format, Any, dict[str, str]]] = [
+    (MINIMAX_M3, elements, {"text": "any <b>", "x": "x", "nested": f"{N}<e>true{N}</e>", "empty": ""}),
+    (QWEN_CODER, parameters, {"text": "any <b>", "x": "x", "nested": '{"e": true}', "empty": "{}"}),
+    (GEMMA_4, gemma, {"text": '<|"|>any <b><|"|>', "x": '<|"|>x<|"|>', "nested": "{e:true}", "empty": "{}"}),
+    (LFM2, python, {"text": '"any <b>"', "x": '"x"', "nested": '{"e": true}', "empty": "{}"}),
+]
+
+
+@pytest.mark.parametrize(("format", "write", "v"), NOT_JSON, ids=[one[0].name for one in NOT_JSON])
+def test_arguments_that_are_not_json_fit_their_schema_too(format: Format, write: Any, v: dict[str, str]) -> None:
+    held = GUIDE.matcher(constraint(format, ONE, ToolChoice("auto")))
+    for good in (
+        write(a=v["text"], c="3"),
+        write(c="3", a=v["text"], b=v["x"]),
+        write(d=v["nested"], b=v["x"], c="9", a=v["text"]),
+    ):
+        assert held.would_accept(good.encode()), good
+    for bad in (
+        write(a=v["text"]),
+        write(),
+        write(a=v["text"], c="10"),
+        write(a=v["text"], c=v["text"]),
+        write(a=v["text"], a2="1", c="3"),
+        write(a=v["text"], c="3", b=v["text"]),
+        write(a=v["text"], c="3", d=v["empty"]),
+        write(a=v["text"], c="3").replace("c", "a"),
+    ):
+        assert not held.would_accept(bad.encode()), bad
+
+
+def test_python_may_write_its_own_words() -> None:
+    held = matcher(LFM2, ToolChoice("auto"))
+    assert held.would_accept(b"[weather(city='Rome', any=True), now()]<|tool_call_end|>")
+    assert held.would_accept(b'[weather(any=None, city="Rome")]<|tool_call_end|>')
+    assert not held.would_accept(b"[weather(city=True")
+
+
+def test_a_tool_whose_arguments_are_not_named_takes_any() -> None:
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    for format, text in [
+        (QWEN_CODER, parameters(x="1", y="any <b>")),
+        (GEMMA_4, gemma(x="1", y='{z:[1,<|"|>a<|"|>]}')),
+        (LFM2, python(x="1", y="None")),
+        (MINIMAX_M3, elements(x="1", y="text")),
+    ]:
+        assert GUIDE.matcher(constraint(format, tools, ToolChoice("auto"))).would_accept(text.encode()), format.name
+
+
+def test_arguments_of_references_and_alternatives_are_known() -> None:
+    schema = {
+        "$defs": {"base": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}},
+        "allOf": [{"$ref": "#/$defs/base"}],
+        "properties": {"b": {"type": "integer"}},
+    }
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    held = GUIDE.matcher(constraint(QWEN_CODER, tools, ToolChoice("auto")))
+    assert held.would_accept(parameters(b="1", a="x").encode())
+    assert not held.would_accept(parameters(b="1").encode())
+
+
+def test_elements_of_a_ring_of_references_nest() -> None:
+    node = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
+    schema = {"$defs": {"node": node}, "type": "object", "properties": {"list": {"$ref": "#/$defs/node"}}}
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    held = GUIDE.matcher(constraint(MINIMAX_M3, tools, ToolChoice("auto")))
+    inner = f"{N}<v>1{N}</v>"
+    for _ in range(5):
+        inner = f"{N}<next>{inner}{N}</next>"
+        assert held.would_accept(elements(list=inner).encode())
+    assert not held.would_accept(elements(list=inner.replace("1", "x")).encode())
 
 
 def test_without_parallel_calls_there_is_one() -> None:
-    one = call_constraint(
-        SAMPLES[0].format, TOOLS, ToolChoice("auto"), parallel=False, is_thinking=False, literal=json.dumps
-    )
-    assert one is not None
-    matcher = GUIDE.matcher(one)
+    held = matcher(HERMES, ToolChoice("auto"), parallel=False)
     call = b'{"name": "now", "arguments": {}}</tool_call>'
-    assert matcher.would_accept(call) and not matcher.would_accept(call + b"<tool_call>")
+    assert held.would_accept(call) and not held.would_accept(call + b"<tool_call>")
+
+
+def test_calls_each_in_a_section_of_their_own() -> None:
+    section = b"<function=now>\n</function>\n</tool_call>"
+    many, one = (matcher(QWEN_CODER, ToolChoice("auto"), parallel=parallel) for parallel in (True, False))
+    assert many.would_accept(section + b"\n<tool_call>\n" + section)
+    assert one.would_accept(section) and not one.would_accept(section + b"\n<tool_call>\n" + section)
+
+
+def test_an_answer_of_a_schema_in_place_of_calls() -> None:
+    reply = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    held = constraint(HERMES, TOOLS, ToolChoice("auto"), reply=reply)
+    assert not held.triggers and (held.after, held.opener) == ("</think>", "<think>")
+    either = GUIDE.matcher(held)
+    assert either.would_accept(b'{"ok": true}') and either.would_accept(b'<tool_call>{"name": "now", "arguments": {}}')
+    assert not either.would_accept(b"Sure") and not either.would_accept(b'{"ok": 1')
+    forced = matcher(HERMES, ToolChoice("required"), reply=reply)
+    assert not forced.would_accept(b'{"ok": true}')
+
+
+def test_messages_of_thoughts_come_before_what_is_forced() -> None:
+    thought = " to=self<|message|>Hm.<|eom|><|start|>assistant"
+    call = ' to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls>'
+    held = matcher(MUSE, ToolChoice("required"))
+    assert held.would_accept((thought * 2 + call).encode()) and held.would_accept(call.encode())
+    assert not held.would_accept(b" to=user<|message|>")
+    opened = matcher(MUSE, ToolChoice("required"), is_thinking=True)
+    assert opened.would_accept(("Hm.<|eom|><|start|>assistant" + call).encode())
+    harmony = matcher(GPT_OSS, ToolChoice("required"))
+    analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert harmony.would_accept(f"{analysis}<|channel|>commentary to=functions.now <|constrain|>json".encode())
+    assert not harmony.would_accept(f"{analysis}<|channel|>final".encode())
 
 
 def test_no_choice_no_constraint() -> None:
-    format = family("gpt-oss")
-    assert isinstance(format, ChannelFormat) and isinstance(SAMPLES[0].format, TagFormat)
-    none = ToolChoice("none")
-    assert call_constraint(format, TOOLS, none, parallel=True, is_thinking=False, literal=json.dumps) is None
+    for format in (GPT_OSS, HERMES):
+        assert call_constraint(format, TOOLS, Wanted(ToolChoice("none")), json.dumps) is None
