@@ -15,7 +15,7 @@ help:
 	@echo "make test     everything that CI runs: format, lint, types, layers, tests"
 	@echo "make check    the same without the tests"
 	@echo "make format   format the code and sort imports"
-	@echo "make long     thousands of random histories, crowds of clients that vanish (about 20 minutes)"
+	@echo "make long     20,000 random histories (CORRAL_HISTORIES=n), crowds of clients that vanish (about 2 hours)"
 	@echo "make bench    measure a running server                                     (ARGS='--help')"
 	@echo "make docs     write docs/cli.md from the table of flags"
 	@echo "make clean    remove caches and build results; make distclean removes $(VENV), too"

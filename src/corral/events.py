@@ -135,7 +135,7 @@ class Finished:
 
     ``n_tokens_cached`` is the cache length at the end. ``truncated``: the context was full, and that was the end or it
     was shifted (``n_shifts`` times). ``prompt_probs`` are those of the prompt from its second token on, if they were
-    asked for; a sibling that shares its parent's prompt has none.
+    asked for.
     """
 
     task_id: TaskId

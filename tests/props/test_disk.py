@@ -5,23 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import random
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, Player, Reply, Setup, Submit, histories, ops
+from tests.props.answers import Cell
+from tests.props.engine_machine import Player, Reply, Setup, Submit
+from tests.props.harms import spoil
 
 from corral.engine import disk_tier
-from corral.engine.disk_entry import identity_of
-from corral.engine.disk_tier import DiskTier
 from corral.engine.state import SlotState
-from corral.errors import Unavailable
 from corral.events import Event, Failed, SlotDone
-from corral.ids import CacheKey, SlotId, TaskId, Token
+from corral.ids import CacheKey, SlotId, TaskId
 from corral.sim.shape import Kind
 from corral.tasks import SlotAction, TaskKind
 
@@ -29,7 +24,7 @@ LONG = os.environ.get("CORRAL_LONG") == "1"
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
 KINDS = pytest.mark.parametrize("kind", list(Kind), ids=[kind.name.lower() for kind in Kind])
 SETUP = Setup(n_slots=2, n_ctx=100, n_batch=64, n_ubatch=64, cache_ram_bytes=500)
-Kept = dict[CacheKey, list[tuple[Token, ...]]]
+Kept = dict[CacheKey, list[list[Cell]]]
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +34,12 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(folder: Path, setup: Setup = SETUP, kept: Kept | None = None, budget: int = 1 << 30) -> Player:
-    tier = DiskTier(
-        folder, budget, identity_of(f"{setup.unified} {setup.n_slots} {setup.kind} {setup.swa_full}"), threaded=False
-    )
-    return Player(setup, kept=kept if kept is not None else {}, disk=tier)
+    return Player(replace(setup, disk_bytes=budget), folder, kept=kept if kept is not None else {})
 
 
 def stop(player: Player) -> None:
-    assert player.engine.retire(Unavailable("over")) == []
-    player.engine.close()
+    assert not player.open
+    player.stop()
 
 
 def talk(player: Player, stem: int, n_prompt: int = 60, key: str = "") -> int:
@@ -244,64 +236,7 @@ def test_a_file_holds_all_that_a_range_rests_on(tmp_path: Path) -> None:
         assert second.starts[task].n_cached >= 80
 
 
-@MEMORIES
-@settings(PATIENT, max_examples=1500 if LONG else 25)
-@given(data=st.data())
-def test_any_two_histories_over_one_folder(unified: bool, data: st.DataObject) -> None:
-    """The player checks every token, and what is kept: whatever is cancelled, parked or fails, with a small budget."""
-    kinds = (Kind.ATTENTION,) if data.draw(st.booleans()) else (Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID)
-    first = data.draw(histories(unified, faulty=data.draw(st.booleans()), kinds=kinds))
-    more = data.draw(st.lists(ops(first.setup), max_size=24))
-    budget = data.draw(st.sampled_from([1 << 30, 2000]))
-    kept: Kept = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for played in (first.ops, more):
-            stop(start(Path(folder), first.setup, kept, budget).play(played))
-
-
 # --- harm ------------------------------------------------------------------------------------------------------------
-
-
-def _pick(folder: Path, draw: random.Random) -> Path:
-    return draw.choice(sorted(folder.glob("*.kv")))
-
-
-def _cut(folder: Path, draw: random.Random) -> None:
-    path = _pick(folder, draw)
-    os.truncate(path, draw.randrange(path.stat().st_size))
-
-
-def _flip(folder: Path, draw: random.Random) -> None:
-    path = _pick(folder, draw)
-    raw = bytearray(path.read_bytes())
-    if raw:
-        raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
-        path.write_bytes(raw)
-
-
-def _swap(folder: Path, draw: random.Random) -> None:
-    a, b = _pick(folder, draw), _pick(folder, draw)
-    raw = a.read_bytes()
-    a.write_bytes(b.read_bytes())
-    b.write_bytes(raw)
-
-
-def _splice(folder: Path, draw: random.Random) -> None:
-    """The head of one, the rest of another."""
-    a, b = _pick(folder, draw).read_bytes(), _pick(folder, draw)
-    at = draw.randrange(len(a) + 1)
-    b.write_bytes(a[:at] + b.read_bytes()[at:])
-
-
-def _delete(folder: Path, draw: random.Random) -> None:
-    _pick(folder, draw).unlink()
-
-
-def _forbid(folder: Path, draw: random.Random) -> None:
-    _pick(folder, draw).chmod(0)
-
-
-HARMS: list[Callable[[Path, random.Random], None]] = [_cut, _flip, _flip, _swap, _splice, _delete, _forbid]
 
 
 class Refusing:
@@ -331,11 +266,10 @@ def test_files_that_come_to_harm_are_misses(
         player = start(tmp_path, setup, kept, budget)
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= budget
         for turn in range(3):
-            if turn == 1 and list(tmp_path.glob("*.kv")):
-                draw.choice(HARMS)(tmp_path, draw)
+            if turn == 1:
+                spoil(tmp_path, draw)
             talk(player, draw.randrange(3), draw.randrange(40, 95), key=draw.choice(["", "a", "b"]))
         stop(player)
         n_fetched += player.engine.snapshot.counters.n_fetched
-        if list(tmp_path.glob("*.kv")):
-            draw.choice(HARMS)(tmp_path, draw)
+        spoil(tmp_path, draw)
     assert n_fetched > n_harms / 4, "the files were hardly used"

@@ -10,13 +10,14 @@ from corral.engine.draft import Waiting
 from corral.engine.ledger import Lease
 from corral.engine.plan import Admission
 from corral.engine.shift import Cut, can_move, choose_cut, n_kept
-from corral.engine.slot import PRIVATE, Generation, Memory, Slot, inherited_key
+from corral.engine.slot import PRIVATE, Generation, Memory, Slot, group_of, inherited_key
 from corral.engine.state import SlotState
 from corral.engine.text import Piece, TextStream
 from corral.errors import CorralError
 from corral.events import Chunk, Event, Failed, Finished, Progress, PromptProbs, Started, StopReason, TokenProbs
 from corral.ids import CacheKey, Token
 from corral.ports import ModelInfo, Picked, Tokenizer
+from corral.tasks import Task
 
 
 class Life:
@@ -61,9 +62,15 @@ class Life:
             rowless_ms=now_ms,
             n_keep=n_kept(task.n_keep, len(task.prompt), self._add_bos, books.n_ctx_slot),
             own_key=own_key,
+            prompt_probs=self._prompt_probs(task),
         )
         books.shares.admitted(task, now_ms)
         books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
+
+    def _prompt_probs(self, task: Task) -> dict[int, TokenProbs]:
+        """Those of its siblings, too: whichever computes a part of their prompt, all show it."""
+        mates = (w for w in self._books.generations() if w.group == group_of(task))
+        return next((w.prompt_probs for w in mates), {})
 
     def _resume(self, held: Waiting, slot: Slot, urgency: int, now_ms: float) -> None:
         work = held.generation
@@ -171,11 +178,15 @@ class Life:
         work = slot.work
         slot.move(SlotState.DONE_PROMPT)
         self._books.metrics.raise_to("n_tokens_max", len(work.tokens))
-        if work.n_decoded == 0 and work.task.n_prompt_probs >= 0 and work.task.stream:
-            self.events.append(PromptProbs(work.task.id, _in_order(work.prompt_probs)))
         if work.n_decoded == 0 and work.task.limits.n_predict == 0:
+            self._show_prompt(work)
             work.prompt_done_ms = now_ms
             self._finish(slot, StopReason.LIMIT, now_ms)
+
+    def _show_prompt(self, work: Generation) -> None:
+        """Before anything else is heard of the task, to those who look on and asked for it."""
+        if work.task.n_prompt_probs >= 0 and work.task.stream:
+            self.events.append(PromptProbs(work.task.id, _in_order(work.prompt_probs)))
 
     def share_prompt(self, slot: Slot, parent: Slot) -> None:
         """A sibling shows the prompt figures of the one that computed it, and draws from its logits."""
@@ -200,6 +211,8 @@ class Life:
         work = slot.work
         if slot.state is SlotState.DONE_PROMPT:
             slot.move(SlotState.GENERATING)
+        if not work.n_decoded:
+            self._show_prompt(work)
         self._time_token(work, now_ms)
         work.tokens.append(marked_token(work.task, picked.token))
         work.generated.append(picked.token)

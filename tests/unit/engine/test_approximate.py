@@ -6,7 +6,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.props.engine_machine import STEMS, Player, Setup, Steps, Submit, expected
+from tests.props.answers import expected
+from tests.props.engine_machine import STEMS, Player, Setup, Steps, Submit
 
 from corral.engine.plan import Shorten
 from corral.events import StopReason

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, Player, Setup, Submit
+from tests.props.engine_machine import Player, Setup, Submit
+from tests.props.histories import PATIENT
 
 from corral.engine.chunks import PATIENCE, Pending, choose_chunks, n_given_back
 from corral.engine.cost import N_TILED, PRIOR, CostModel, Features, Part, features

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT
+from tests.props.histories import PATIENT
 
 from corral.engine.cost import PRIOR, CostModel, Features, Part, features, ubatches
 from corral.ids import RowId

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.props.engine_machine import Cancel, Heard, Player, Setup, Submit, expected
+from tests.props.answers import expected
+from tests.props.engine_machine import Cancel, Heard, Player, Setup, Submit
 
 from corral.engine.slot import MOVES, IllegalMove, Slot
 from corral.engine.state import SlotSnapshot, SlotState

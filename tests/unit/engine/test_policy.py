@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, History, Player, Setup, Submit, histories
+from tests.props.engine_machine import History, Player, Setup, Submit
+from tests.props.histories import PATIENT, histories
 
 from corral.engine.books import Books
 from corral.engine.plan import Deferral

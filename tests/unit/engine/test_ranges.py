@@ -9,7 +9,8 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, Player, Setup, Submit
+from tests.props.engine_machine import Player, Setup, Submit
+from tests.props.histories import PATIENT
 
 from corral.config import ContextConfig, EngineConfig
 from corral.engine.core import Engine

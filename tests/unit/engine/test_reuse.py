@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.props.engine_machine import PATIENT, STEMS, Player, Reply, Setup, Submit, ops
+from tests.props.engine_machine import STEMS, Player, Reply, Setup, Submit
+from tests.props.histories import PATIENT, ops
 
 from corral.engine.ledger import Tier
 from corral.engine.plan import Begin, Deferral

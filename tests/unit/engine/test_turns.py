@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.props.engine_machine import MODEL, STEMS, Player, Setup, Submit, alone
+from tests.props.answers import MODEL, alone
+from tests.props.engine_machine import STEMS, Player, Setup, Submit
 
 from corral.config import ContextConfig, EngineConfig
 from corral.engine.core import Engine

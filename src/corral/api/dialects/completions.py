@@ -19,7 +19,6 @@ from corral.api.dialects.sse import ServerSentEvents
 from corral.api.dialects.text_logprobs import TextLogprobs
 from corral.api.job import Job
 from corral.api.service import BUILD
-from corral.errors import ServerError
 from corral.events import Chunk, Event, Finished, Progress, PromptProbs, Started, TokenProbs
 from corral.ids import TaskId
 from corral.tasks import Task
@@ -89,7 +88,7 @@ class CompletionsDialect(ServerSentEvents):
         if type(event) is Started and self._echoes and not self._shows_prompt:
             return self._text(self._indices[event.task_id], self._echoes[event.task_id])
         if type(event) is PromptProbs:
-            return b"".join([self._echo(task, event) for task in self._siblings(event.task_id)])
+            return self._echo(self._task(event.task_id), event)
         if type(event) is Progress:
             choice = self._choice(self._indices[event.task_id], "", None, None)
             return _event({"choices": [choice], **self._tail, **self._id, "prompt_progress": progress_json(event)})
@@ -114,19 +113,16 @@ class CompletionsDialect(ServerSentEvents):
         self._n_told[task_id] += len(probs)
         return self._logprobs[task_id].of(probs)
 
-    def _siblings(self, parent: TaskId) -> tuple[Task, ...]:
-        (group,) = [group for group in self._job.groups if group[0].id == parent]
-        return group
+    def _task(self, task_id: TaskId) -> Task:
+        return next(task for task in self._job.tasks if task.id == task_id)
 
     def _echo(self, task: Task, event: PromptProbs) -> bytes:
-        """The chunk with the prompt. Siblings show what their parent computed."""
+        """The chunk with the prompt."""
         logprobs = self._prompt_logprobs(task, event.probs)
         choice = self._choice(self._indices[task.id], self._echoes[task.id], logprobs, None)
         return _event({"choices": [choice], **self._tail, **self._id})
 
     def _prompt_logprobs(self, task: Task, probs: Sequence[TokenProbs], rest: Sequence[TokenProbs] = ()) -> Json:
-        if len(probs) != max(len(task.prompt) - 1, 0):
-            raise ServerError("the log-probabilities of the prompt are not complete; please ask again")
         return self._logprobs[task.id].of((*probs, *rest), task.prompt[:1])
 
     def _finish(self, result: Finished) -> bytes:
@@ -144,15 +140,11 @@ class CompletionsDialect(ServerSentEvents):
     def _final_choice(self, result: Finished) -> Json:
         text = self._echoes.get(result.task_id, "") + result.text
         probs = shown_probs(result, self._job.tokenizer)
-        logprobs = self._echoed(result, probs) if self._shows_prompt else self._told(result.task_id, probs)
+        if self._shows_prompt:
+            logprobs: Json | None = self._prompt_logprobs(self._task(result.task_id), result.prompt_probs, probs)
+        else:
+            logprobs = self._told(result.task_id, probs)
         return self._choice(self._indices[result.task_id], text, logprobs, FINISH_REASONS[result.reason])
-
-    def _echoed(self, result: Finished, probs: Sequence[TokenProbs]) -> Json:
-        """Of the prompt, which siblings share, and the reply."""
-        n = self._job.params.n
-        parent = self._results[self._indices[result.task_id] // n * n]
-        (task,) = [task for task in self._siblings(parent.task_id) if task.id == result.task_id]
-        return self._prompt_logprobs(task, parent.prompt_probs, probs)
 
     def _choice(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
