@@ -9,9 +9,8 @@ from tests.props.answers import ADAPTERS, n_alike
 from tests.props.histories import Erase, Pin, Restore, Save, Unpin
 
 from corral.engine import slot_file
-from corral.engine.adapted import marked, settle
 from corral.engine.offers import offers
-from corral.engine.slot import prefix_key
+from corral.engine.pins import pinned_prefix
 from corral.engine.slot_file import SlotFile
 from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
 from corral.events import CacheDone, Failed, SlotDone
@@ -108,8 +107,7 @@ class Operators:
             self.pins.pop(done.pin, None)
             return
         assert action.task is not None
-        (task,) = settle((action.task,), ADAPTERS)
-        self.pins[done.pin] = prefix_key(task), tuple(marked(task))
+        self.pins[done.pin] = pinned_prefix(action.task, ADAPTERS)
 
     def _slot_done(self, action: SlotAction, done: SlotDone) -> None:
         tokens = [(token, ()) for token in action.tokens if action.kind is TaskKind.SLOT_RESTORE]

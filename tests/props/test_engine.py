@@ -20,7 +20,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from tests.props.engine_machine import History, Setup, Submit, play
+from tests.props.engine_machine import History, Reply, Setup, Steps, Submit, play
 from tests.props.histories import ALL_KINDS, histories, whole_histories
 
 from corral.engine import disk_worth, pressure, reuse
@@ -39,7 +39,7 @@ from corral.engine.slot import Generation, Memory, Slot, prefix_key
 from corral.engine.state import SlotState
 from corral.engine.thoughts import Thoughts
 from corral.errors import DecodeFailed
-from corral.ids import CacheKey, RowId
+from corral.ids import CacheKey, RowId, TaskId
 from corral.ops import Op, Trim
 from corral.ports import DecodeStatus
 from corral.sim.shape import Kind
@@ -405,7 +405,17 @@ def test_the_margin_after_no_room_does_not_keep_two_prompts_from_each_other() ->
 
 
 def test_a_prompt_that_a_sibling_computed_is_shown_by_all() -> None:
-    """The parent was parked and found its prompt computed: the probabilities that the sibling saw were not its own."""
-    setup = Setup(n_slots=5, n_ctx=64, cache_ram_bytes=400)
-    others = (Submit(n_prompt=63, priority=5), Submit(n_predict=-1, tenant="b", priority=5))
-    play(History(setup, (*others, Submit(n=2, n_prompt_probs=0))))
+    """The parent was parked, and the sibling went on with its prompt: each saw a part of the probabilities."""
+    setup = Setup(n_slots=3, n_ctx=64, n_batch=8, n_ubatch=8, priority_age_ms=20.0)
+    group = Submit(n_prompt=40, n=2, n_prompt_probs=0)
+    player = play(History(setup, (group, Steps(2), Submit(stem=1, n_prompt=60, n_predict=2, priority=5))))
+    assert player.finished[TaskId(1)][1].timings.n_parked == 1
+
+
+def test_what_was_read_from_disk_leaves_ram_although_more_arrives(tmp_path: Path) -> None:
+    """While one file's bytes waited for their task, those that another had used stayed: twice the budget."""
+    setup = Setup(kind=Kind.SLIDING, n_slots=5, n_ctx=64, cache_ram_bytes=0, disk_bytes=3000, cont_batching=False)
+    long = Submit(n_prompt=13, tail=(98,), n_predict=-1)
+    first = Submit(tail=(97, 97, 99, 99, 98), n_predict=-1, priority=5)
+    player = play(History(setup, (first, long, Steps(60), Submit(n_prompt=27, priority=5), Reply())), tmp_path)
+    assert player.engine.snapshot.counters.n_fetched >= 2

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from corral.config import EngineConfig
 from corral.engine.draft import Draft, Want, want_of
-from corral.engine.offers import least_missed
+from corral.engine.offers import is_mark, least_missed
 from corral.engine.plan import Keep
 from corral.engine.pressure import room_ops
 from corral.engine.radix import common_prefix
+from corral.engine.slot import PRIVATE
 from corral.engine.state import SlotState
-from corral.ids import RowId, Token
+from corral.ids import RowId, SnapshotId, Token
 from corral.ops import Checkpoint, Drop, Op, Save
 from corral.ports import Rollback
 
@@ -79,7 +80,7 @@ def keep_checkpoints(draft: Draft) -> None:
 def _is_due(draft: Draft, want: Want) -> bool:
     """Whether the slot stands at one of its positions, or where somebody who waits parts from it."""
     n = draft.view.slots[want.slot].work.computed
-    if not want.task.cache_prompt and want.task.parent is None:
+    if want.key.startswith(PRIVATE) and want.task.parent is None:
         return False
     if n in positions(len(want.task.prompt), want.task.borders, draft.view.config):
         return True
@@ -98,11 +99,18 @@ def _keep_ops(draft: Draft, row: RowId) -> list[Op]:
     if room is None:
         return []
     gone = {op.snapshot for op in room if isinstance(op, Drop)}
-    kept = [s for s in kept if s not in gone and s not in draft.spared]
-    ops = list(room)
-    if len(kept) >= config.n_ctx_checkpoints:
-        ops.append(Drop(kept[least_missed([ledger.snapshot_length(s) for s in kept])]))
+    ops = [*room, *_one_less(draft, [s for s in kept if s not in gone])]
     snapshot = draft.new_snapshot()
     if ledger.traits.bytes_per_token == 0:  # there is nothing but the state: a snapshot of it is all
         return [*ops, Save(row, snapshot)]
     return [*ops, Checkpoint(row, snapshot)]
+
+
+def _one_less(draft: Draft, kept: Sequence[SnapshotId]) -> list[Op]:
+    """The drop of a checkpoint of a path that has all it may have; rows that are kept as bytes are none, pins stay."""
+    ledger = draft.ledger
+    marks = [s for s in kept if is_mark(ledger, s)]
+    free = [s for s in marks if s not in ledger.pins and s not in draft.spared]
+    if len(marks) < draft.view.config.n_ctx_checkpoints or not free:
+        return []
+    return [Drop(free[least_missed([ledger.snapshot_length(s) for s in free])])]

@@ -63,14 +63,18 @@ def least_missed(lengths: Sequence[int]) -> int:
     return gaps.index(min(gaps))
 
 
+def is_mark(ledger: KvLedger, snapshot: SnapshotId) -> bool:
+    """Whether it is a checkpoint; where a state is all there is, any snapshot is as good as one."""
+    return not ledger.traits.bytes_per_token or ledger.holder_of(snapshot).tier is Tier.CHECKPOINT
+
+
 def on_path(ledger: KvLedger, key: CacheKey, tokens: Sequence[Token], n_max: int) -> list[SnapshotId]:
     """What brings who holds ``tokens`` back to beginnings of them, shortest first: at most ``n_max``.
 
     The last two always stay, for that is where a conversation goes on.
     """
-    state_is_all = not ledger.traits.bytes_per_token
     found = [s for s in ledger.cut_points(key, tokens) if ledger.snapshot_length(s) < len(tokens)]
-    usable = [s for s in found if state_is_all or ledger.holder_of(s).tier is Tier.CHECKPOINT]
+    usable = [s for s in found if is_mark(ledger, s)]
     chosen = {ledger.snapshot_length(s): s for s in usable if ledger.traits.rollback is not Rollback.ANY}
     lengths = sorted(chosen)
     while len(lengths) > max(0, n_max):

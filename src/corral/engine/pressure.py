@@ -158,21 +158,26 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
 
 
 def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> list[Op] | None:
-    """Ops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will.
-
-    Snapshots whose tokens others keep go first, then the least recently used; none on which others rest, nor
-    ``spared`` ones or those that are about to be loaded.
-    """
+    """Ops that bring the RAM tier to where ``n_bytes`` more fit; None if they never will."""
     limit = draft.view.config.cache_ram_bytes
     if limit < 0:
         return []
     if n_bytes > limit:
         return None
+    drops, missing = _drop_ops(draft, draft.ledger.total_snapshot_bytes + n_bytes - limit, spared)
+    return drops if missing <= 0 else None
+
+
+def _drop_ops(draft: Draft, excess: int, spared: Iterable[SnapshotId] = ()) -> tuple[list[Op], int]:
+    """Ops that free ``excess`` bytes of the RAM tier, and how many are still missing then (<= 0: none).
+
+    Snapshots whose tokens others keep go first, then the least recently used; none on which others rest, nor
+    ``spared`` ones or those that are about to be loaded.
+    """
     ledger = draft.ledger
-    excess = ledger.total_snapshot_bytes + n_bytes - limit
     drops: list[Op] = []
     if excess <= 0:
-        return drops
+        return drops, excess
     arrived = draft.view.disk.arrived if draft.view.disk else ()
     pinned = {*draft.transient, *draft.spared, *spared, *arrived, *ledger.pins}
     left = [s for s in ledger.snapshots() if s not in pinned]
@@ -181,13 +186,13 @@ def room_ops(draft: Draft, n_bytes: int, spared: Iterable[SnapshotId] = ()) -> l
     while excess > 0:
         snapshot = next((s for s in left if not children.get(s)), None)
         if snapshot is None:
-            return None
+            break
         drops.extend(leave_ops(draft, snapshot))
         excess -= ledger.snapshot_bytes(snapshot)
         left.remove(snapshot)
         for link in ledger.chain(snapshot)[-2:-1]:
             children[link].discard(snapshot)
-    return drops
+    return drops, excess
 
 
 def forget_discarded(draft: Draft) -> None:
@@ -204,8 +209,9 @@ def forget_discarded(draft: Draft) -> None:
 
 
 def enforce_budget(draft: Draft) -> None:
-    """Bring the RAM tier back under its limit, should sizes have been larger than expected."""
-    drops = room_ops(draft, 0)
+    """Bring the RAM tier back under its limit, as far as that goes: something was larger than expected, or arrived."""
+    limit = draft.view.config.cache_ram_bytes
+    drops, _ = _drop_ops(draft, draft.ledger.total_snapshot_bytes - limit if limit >= 0 else 0)
     if drops:
         draft.act(Evict(kept=False), *drops)
 

@@ -88,7 +88,8 @@ class Generation:
     ``n_prompt_seen`` have been in the cache at one time or another. ``serial`` grows with admission: the youngest has
     the highest. ``urgency``: the priority, or what it rose to by waiting; only a higher priority takes its slot or
     cells. ``n_start`` tokens were generated when it last got a slot or row, and since ``rowless_ms`` it has had none.
-    ``prompt_probs`` are by position, and one and the same for all siblings. Times are of the engine's clock, in ms; < 0 means not yet.
+    ``prompt_probs`` are by position, and one and the same for all siblings. Times are of the engine's clock, in ms;
+    < 0 means not yet.
     """
 
     task: Task
