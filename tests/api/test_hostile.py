@@ -73,6 +73,7 @@ BODIES: dict[str, Any] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/input_tokens": CHAT,
+    "/v1/chat/completions/control": {"id": "chatcmpl-x", "action": "reasoning_end"},
     "/apply-template": CHAT,
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": RESPONSES,
