@@ -23,19 +23,26 @@ class StopReason(Enum):
 
 
 class Ranked(Sequence[tuple[Token, float]]):
-    """Tokens, each with a number, packed: as tuples those of a whole vocabulary take many MB."""
+    """Tokens, each with a number, packed: as tuples those of a whole vocabulary take many MB. Numpy reads the parts."""
 
-    __slots__ = ("_tokens", "_values")
+    __slots__ = ("tokens", "values")
 
     def __init__(self, tokens: Iterable[Token], values: Iterable[float]) -> None:
-        self._tokens = array("i", tokens)
-        self._values = array("d", values)
+        self.tokens = array("q", tokens)
+        self.values = array("d", values)
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[Token, float]]) -> Ranked:
+        """The same if they are packed already."""
+        if isinstance(pairs, Ranked):
+            return pairs
+        return Ranked((token for token, _ in pairs), (value for _, value in pairs))
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     def __iter__(self) -> Iterator[tuple[Token, float]]:
-        return zip(self._tokens, self._values, strict=True)
+        return zip(self.tokens, self.values, strict=True)
 
     @overload
     def __getitem__(self, index: int) -> tuple[Token, float]: ...
@@ -43,8 +50,8 @@ class Ranked(Sequence[tuple[Token, float]]):
     def __getitem__(self, index: slice) -> Ranked: ...
     def __getitem__(self, index: int | slice) -> tuple[Token, float] | Ranked:
         if isinstance(index, slice):
-            return Ranked(self._tokens[index], self._values[index])
-        return self._tokens[index], self._values[index]
+            return Ranked(self.tokens[index], self.values[index])
+        return self.tokens[index], self.values[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum, auto
 
@@ -149,7 +150,7 @@ class Sampling:
     min_keep: int = 0
     n_probs: int = 0
     post_sampling_probs: bool = False
-    logit_bias: tuple[tuple[Token, float], ...] = ()
+    logit_bias: Sequence[tuple[Token, float]] = ()
     ignore_eos: bool = False
     grammar: str = ""
     constraint: Constraint | None = None

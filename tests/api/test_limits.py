@@ -268,3 +268,94 @@ def test_many_probabilities_are_written_beside_the_event_loop(path: str, stream:
         assert reply.status_code == 200
         assert reply.text.count('"logprob":-1.0') == 5 * (n + 1)
         assert tokenizer.n_on_loop < 100
+
+
+ASK = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(30_000)]
+MANY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "stops": ("/completion", {"stop": ["x"] * 257}, "'stop': it has 257 strings; at most 256"),
+    "a long stop": ("/completion", {"stop": "x" * 16_385}, "'stop': it has 16385 characters; at most 16384"),
+    "long stops": ("/completion", {"stop": ["x" * 9000] * 2}, "'stop': it has 18000 characters; at most 16384"),
+    "samplers": ("/completion", {"samplers": ["top_k"] * 65}, "'samplers': it has 65 samplers; at most 64"),
+    "letters": ("/completion", {"samplers": "k" * 65}, "'samplers': it has 65 samplers; at most 64"),
+    "breakers": (
+        "/completion",
+        {"dry_multiplier": 1, "dry_sequence_breakers": ["x"] * 65},
+        "'dry_sequence_breakers': it has 65 strings; at most 64",
+    ),
+    "biases": ("/completion", {"logit_bias": [[5, 1]] * (N_VOCAB + 1)}, f"'logit_bias': it has {N_VOCAB + 1} entries"),
+    "biased texts": ("/completion", {"logit_bias": {"ab" * 200: 1}}, "'logit_bias': it has 400 tokens"),
+    "a biased book": ("/completion", {"logit_bias": {"ab" * 20_000: 1}}, "'logit_bias': it has 3334 tokens"),
+    "triggers": (
+        "/completion",
+        {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"value": "x"}] * 257},
+        "'grammar_triggers': it has 257 triggers; at most 256",
+    ),
+    "long triggers": (
+        "/completion",
+        {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"value": "x" * 9000}] * 2},
+        "'grammar_triggers': it has 18000 characters; at most 16384",
+    ),
+    "names": ("/completion", {"response_fields": ["a"] * 10_001}, "'response_fields': it has 10001 strings"),
+    "a salt": ("/completion", {"cache_salt": "x" * 1025}, "'cache_salt': it has 1025 characters; at most 1024"),
+    "a salt of a pin": ("/cache/pin", {"cache_salt": "x" * 1025}, "'cache_salt': it has 1025 characters; at most 1024"),
+    "variables": (
+        "/v1/chat/completions",
+        {"chat_template_kwargs": {f"k{i}": 1 for i in range(1001)}},
+        "'chat_template_kwargs': it has 1001 members; at most 1000",
+    ),
+    "tools of one name": ("/v1/chat/completions", {"tools": [*TOOLS, TOOLS[-1]]}, "two tools are called 'f29999'"),
+    "prompts": (
+        "/completion",
+        {"prompt": [""] * 1000},
+        "1000 prompts with 1 completions each are 1000; at most 102 can",
+    ),
+    "choices": (
+        "/completion",
+        {"prompt": [""] * 52, "n": 2},
+        "52 prompts with 2 completions each are 104; at most 102",
+    ),
+    "schema": ("/completion", {"json_schema": {"enum": ["x" * 256_000]}}, "at most 256000"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "told"), MANY.values(), ids=MANY)
+def test_what_is_too_much_is_refused_by_name(path: str, body: dict[str, Any], told: str) -> None:
+    with simulated(n_slots=2, n_ctx=N_CTX, max_queue=100) as runtime, client(runtime, SERVER) as http:
+        whole = {"messages": ASK, **body} if path.startswith("/v1/chat") else {"prompt": "x", **body}
+        reply = http.post(path, json=whole)
+        assert (reply.status_code, told in message(reply)) == (400, True), reply.text
+
+
+def test_the_most_that_is_possible_works(http: httpx.Client) -> None:
+    body: dict[str, Any] = {
+        "prompt": "x",
+        "n_predict": 2,
+        "stop": [f"{i}zz" for i in range(256)],
+        "samplers": ["top_k"] * 64,
+        "logit_bias": [[i, 0.5] for i in range(N_VOCAB)],
+        "cache_salt": "x" * 1024,
+        "response_fields": ["a"] * 10_000,
+    }
+    reply = http.post("/completion", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+def test_long_settings_of_many_completions_are_refused() -> None:
+    with simulated(n_slots=2, n_ctx=N_CTX, max_queue=200) as runtime, client(runtime, SERVER) as http:
+        body = {"prompt": ["x"] * 200, "n_predict": 1, "json_schema": {"enum": ["x" * 200_000]}}
+        reply = http.post("/v1/completions", json=body)
+        assert (reply.status_code, "200 completions with 200" in message(reply)) == (400, True), reply.text
+        assert "at most 33554432" in message(reply)
+
+
+def test_long_settings_are_repeated_beside_the_event_loop() -> None:
+    tokenizer = WatchedTokenizer()
+    engine = CannedEngine(says("a"))
+    runtime = replace(canned_runtime(engine), model=ByteModel(INFO, tokenizer))  # type: ignore[arg-type]
+    with client(runtime, SERVER) as http:
+        body = {"prompt": "x" * 600, "logit_bias": [[i, 1] for i in range(20_000)], "response_fields": []}
+        tokenizer.n_on_loop = 0
+        reply = http.post("/completion", json=body).json()
+        assert len(reply["generation_settings"]["logit_bias"]) == 20_000
+        assert tokenizer.n_on_loop < 100

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields
+from corral.api.schemas.params import read_salt
 from corral.api.schemas.prompt import Prompt, check_fits, read_prompt
 from corral.api.service import Service
 from corral.config import ServerConfig
@@ -42,7 +43,7 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
         tokens = read_prompt(fields.value(named), tokenizer, n_ctx)
     if not tokens:
         raise InvalidRequest(f"Field '{named}': there is nothing to keep: no tokens")
-    return Prefix(tokens, fields.text("cache_salt"))
+    return Prefix(tokens, read_salt(fields))
 
 
 def _named(fields: Fields) -> str:

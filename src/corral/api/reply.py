@@ -66,6 +66,21 @@ class _Reply(Response):
         self._dialect = dialect
         self._engine = engine
         self._before_end = before_end
+        self._n_biases = len(job.params.sampling.logit_bias)
+
+    def _weight(self, events: Sequence[Event]) -> int:
+        """How much there is to write: tokens, likely ones that are told with them, and settings that are repeated."""
+        weight = 0
+        for event in events:
+            if type(event) is Chunk:
+                weight += len(event.tokens) + _n_told(event.probs)
+            elif type(event) is PromptProbs:
+                weight += _n_told(event.probs)
+            elif type(event) is Finished:
+                n_prompt = event.timings.n_cached + event.timings.n_prompt
+                weight += n_prompt + len(event.tokens) + _n_told(event.probs) + _n_told(event.prompt_probs)
+                weight += self._n_biases
+        return weight
 
 
 class WholeReply(_Reply):
@@ -75,7 +90,7 @@ class WholeReply(_Reply):
         results: list[Finished] = []
         if not await unless_gone(receive, self._collect(results)):
             return
-        body = await off_loop(_weight(results), lambda: orjson.dumps(self._dialect.whole(results)))
+        body = await off_loop(self._weight(results), lambda: orjson.dumps(self._dialect.whole(results)))
         if self._before_end is not None:
             await self._before_end()
         await Response(body, media_type=JSON)(scope, receive, send)
@@ -134,7 +149,7 @@ class StreamReply(_Reply):
                 failed = next((event for event in batch if type(event) is Failed), None)
                 if failed is not None:
                     await self._fail(stream, batch[: batch.index(failed)], failed.error)
-                await stream.write(await off_loop(_weight(batch), lambda: dialect.feed(batch)))
+                await stream.write(await off_loop(self._weight(batch), lambda: dialect.feed(batch)))
         tail = dialect.tail()
         if self._before_end is not None:
             await self._before_end()
@@ -205,20 +220,6 @@ class _EventStream:
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]
-
-
-def _weight(events: Sequence[Event]) -> int:
-    """How much there is to write: tokens, and the likely ones that are told with them."""
-    weight = 0
-    for event in events:
-        if type(event) is Chunk:
-            weight += len(event.tokens) + _n_told(event.probs)
-        elif type(event) is PromptProbs:
-            weight += _n_told(event.probs)
-        elif type(event) is Finished:
-            n_prompt = event.timings.n_cached + event.timings.n_prompt
-            weight += n_prompt + len(event.tokens) + _n_told(event.probs) + _n_told(event.prompt_probs)
-    return weight
 
 
 def _n_told(probs: Sequence[TokenProbs]) -> int:

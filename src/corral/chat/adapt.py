@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+MAX_PARTS = 100_000
+"""In a text that is read as JSON: nobody else is served while it is read."""
+
 Message = dict[str, object]
 
 
@@ -62,11 +65,21 @@ def _call(call: object, takes_objects: bool, takes_text: bool) -> object:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def parse_text(text: str) -> object:
+    """The JSON in a text. Raises ValueError if it is none, or too much of it."""
+    if text.count("{") + text.count("[") + text.count(":") > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS} objects, arrays and members")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def _object(text: str, takes_text: bool) -> object:
     """Arguments as an object. What a model left broken must not wedge the conversation: it is shown as it is."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        value = parse_text(text or "{}")
+    except ValueError:
         value = None
     if isinstance(value, dict):
         return value

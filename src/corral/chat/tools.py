@@ -61,7 +61,8 @@ def read_tools(value: object) -> Tools:
     tools = [_read_tool(item, i) for i, item in enumerate(value)]
     by_name = {tool.name: tool for tool in tools}
     if len(by_name) < len(tools):
-        twice = next(tool.name for i, tool in enumerate(tools) if tool.name in {t.name for t in tools[:i]})
+        names = iter(by_name)
+        twice = next(tool.name for tool in tools if tool.name != next(names, None))
         raise InvalidRequest(f"Failed to parse tools: two tools are called '{twice}'")
     return Tools(by_name)
 

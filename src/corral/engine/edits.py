@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from corral.engine.probs import Floats, Ints
+from corral.events import Ranked
 from corral.ids import Token
 from corral.tasks import Sampling
 
@@ -36,18 +36,17 @@ class Edits:
         "_only_bans",
         "_presence",
         "_repeat",
-        "_touched",
     )
 
     def __init__(self, sampling: Sampling, banned: Iterable[Token], prompt: Sequence[Token], n_ctx_train: int) -> None:
-        biases: dict[Token, float] = {}
-        for token, bias in (*sampling.logit_bias, *((t, -math.inf) for t in banned)):
-            biases[token] = biases.get(token, 0.0) + bias
-        self._touched = frozenset(biases)
-        self._only_bans = all(bias <= 0.0 for bias in biases.values())
-        self._biased = np.array(list(biases.keys()), np.intp)
+        biases = Ranked.of(sampling.logit_bias)
+        bans = np.fromiter(banned, np.intp)
+        tokens = np.concatenate((np.asarray(biases.tokens, np.intp), bans))
+        self._biased, at = np.unique(tokens, return_inverse=True)
+        bias = np.bincount(at, np.concatenate((biases.values, np.full(len(bans), -np.inf))), len(self._biased))
+        self._only_bans = bool((bias <= 0.0).all())
         with np.errstate(over="ignore"):
-            self._bias = np.minimum(np.array(list(biases.values())).astype(np.float32), np.float32(FLOAT32_MAX))
+            self._bias = np.minimum(bias.astype(np.float32), np.float32(FLOAT32_MAX))
         self._repeat = np.float32(sampling.repeat_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._presence = np.float32(sampling.presence_penalty)
@@ -63,7 +62,8 @@ class Edits:
 
     def touches(self, token: Token) -> bool:
         """Whether a bias is on the token."""
-        return token in self._touched
+        at = int(np.searchsorted(self._biased, token))
+        return at < len(self._biased) and int(self._biased[at]) == token
 
     def apply(self, row: Floats) -> Undo:
         """Change the row; returns what ``undo`` needs. A copy of the row would cost more than the edits."""

@@ -30,6 +30,7 @@ from corral.engine.probs import (
 )
 from corral.engine.thoughts import Thoughts
 from corral.errors import CorralError, InvalidRequest
+from corral.events import Ranked
 from corral.ids import Token
 from corral.ports import Model, Picked, Sampler
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
@@ -234,7 +235,9 @@ def _new_constrained(sampling: Sampling, model: Model, banned: frozenset[Token])
 
 
 def _banned(sampling: Sampling) -> frozenset[Token]:
-    return frozenset(token for token, bias in sampling.logit_bias if bias < -FLOAT32_MAX)
+    biases = Ranked.of(sampling.logit_bias)
+    bans = np.asarray(biases.values) < -FLOAT32_MAX
+    return frozenset(np.asarray(biases.tokens)[bans].tolist())
 
 
 def _check(sampling: Sampling, n_vocab: int) -> None:
@@ -244,9 +247,10 @@ def _check(sampling: Sampling, n_vocab: int) -> None:
         raise InvalidRequest("Failed to initialize samplers: penalties must be finite numbers")
     if not all(abs(n) <= INT32_MAX for n in (sampling.top_k, sampling.min_keep, sampling.repeat_last_n)):
         raise InvalidRequest("Failed to initialize samplers: counts must be 32-bit numbers")
-    for token, _ in sampling.logit_bias:
-        if not 0 <= token < n_vocab:
-            raise InvalidRequest(f"logit_bias: token {token} is not in the vocabulary (0 to {n_vocab - 1})")
+    tokens = np.asarray(Ranked.of(sampling.logit_bias).tokens)
+    wrong = tokens[(tokens < 0) | (tokens >= n_vocab)]
+    if len(wrong):
+        raise InvalidRequest(f"logit_bias: token {wrong[0]} is not in the vocabulary (0 to {n_vocab - 1})")
 
 
 def _check_bans(sampling: Sampling, banned: frozenset[Token], n_vocab: int) -> None:

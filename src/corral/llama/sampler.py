@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from corral.ports import Logits, Mask
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])
 _INT_MAX = 2**31 - 1
 _RANDOM_SEED = 0xFFFFFFFF  # libllama reads this one as "choose yourself"
 _MIROSTAT_M = 100
@@ -218,8 +219,9 @@ def _last_n(n: int, n_ctx_train: int) -> int:
 
 
 def _links(vocab: Any, info: ModelInfo, sampling: Sampling, seed: int, n_ctx_train: int) -> Iterable[Any]:
-    if biases := _biases(vocab, info, sampling):
-        array = (lib.llama_logit_bias * len(biases))(*biases)
+    biases = _biases(vocab, info, sampling)
+    if len(biases):
+        array = ctypes.cast(biases.ctypes.data, ctypes.POINTER(lib.llama_logit_bias))
         yield lib.llama_sampler_init_logit_bias(info.n_vocab, len(biases), array)
     if sampling.mirostat:
         yield lib.llama_sampler_init_temp(sampling.temperature)
@@ -233,14 +235,18 @@ def _links(vocab: Any, info: ModelInfo, sampling: Sampling, seed: int, n_ctx_tra
         yield lib.llama_sampler_init_dist(seed)
 
 
-def _biases(vocab: Any, info: ModelInfo, sampling: Sampling) -> list[tuple[Token, float]]:
+def _biases(vocab: Any, info: ModelInfo, sampling: Sampling) -> NDArray[Any]:
     n_suppressed = ctypes.c_int32(0)
     suppressed = lib.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(n_suppressed))
     banned = [suppressed[i] for i in range(n_suppressed.value)]
     if sampling.ignore_eos:
         banned += info.eog_tokens
-    wanted = [(token, bias) for token, bias in sampling.logit_bias if 0 <= token < info.n_vocab]
-    return wanted + [(token, -math.inf) for token in banned]
+    asked = Ranked.of(sampling.logit_bias)
+    biases = np.empty(len(asked) + len(banned), _BIAS)
+    biases["token"] = [*asked.tokens, *banned]
+    with np.errstate(over="ignore"):
+        biases["bias"] = [*asked.values, *(-math.inf for _ in banned)]
+    return biases[(biases["token"] >= 0) & (biases["token"] < info.n_vocab)]
 
 
 def _mirostat(info: ModelInfo, sampling: Sampling, seed: int) -> Any:

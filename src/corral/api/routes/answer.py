@@ -14,7 +14,7 @@ from corral.api.job import Job, make_job
 from corral.api.reply import BeforeEnd, Dialect, SessionReply, StreamReply, WholeReply
 from corral.api.request_log import LoggedDialect
 from corral.api.schemas.absent import refuse_in_completion
-from corral.api.schemas.amounts import check_n_probs, check_n_tasks
+from corral.api.schemas.amounts import check_n_probs, check_n_tasks, check_settings
 from corral.api.schemas.chat import Chat, read_chat
 from corral.api.schemas.echo import read_shown
 from corral.api.schemas.fields import Fields
@@ -32,6 +32,7 @@ CONVERSATION_ID = "x-conversation-id"
 def read_checked_chat(fields: Fields, service: Service) -> Chat:
     """Raises InvalidRequest, also for a grammar or constraint that does not work."""
     asked = read_chat(fields, service)
+    check_settings(asked.params.n, asked.params)
     check_n_probs(asked.params.n, asked.params, service.runtime.n_ctx_slot)
     check_held(asked.params.sampling, service)
     return asked
@@ -51,6 +52,7 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     prompts = read_prompts(fields, tokenizer, runtime.n_ctx_slot)
     params = read_params(fields, service.defaults, service.server, tokenizer, runtime.n_slots)
     check_n_tasks(len(prompts), params.n, runtime)
+    check_settings(len(prompts) * params.n, params)
     check_n_probs(len(prompts) * params.n, params, runtime.n_ctx_slot)
     check_held(params.sampling, service)
     thoughts = read_tagged_budget(fields, service.server, tokenizer)

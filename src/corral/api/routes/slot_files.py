@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from corral.api.routes.body import json_response, read_body, while_there
 from corral.api.schemas.fields import Fields, quoted, whole_number
+from corral.api.schemas.params import read_salt
 from corral.api.service import Service, cache_key, service_of
 from corral.engine import slot_file
 from corral.engine.slot_file import SlotFile
@@ -83,7 +84,7 @@ def _read(fields: Fields) -> tuple[str, str]:
     """The name of the file, and the salt of requests that are to meet what is restored."""
     if fields.value("filename") is None:
         raise InvalidRequest("key 'filename' not found")
-    return fields.text("filename"), fields.text("cache_salt")
+    return fields.text("filename"), read_salt(fields)
 
 
 async def _act(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from corral.api.schemas.params import Params
+from corral.config import MIB
 from corral.errors import InvalidRequest
 from corral.runtime import Runtime
 
+MAX_SETTINGS_BYTES = 32 * MIB
+BYTES_PER_BIAS = 30
 N_PROBS_FREE = 100
 MAX_PROBS = 1_000_000
 """Probabilities in a reply, where more than ``N_PROBS_FREE`` are asked for with each token: about 100 MB of JSON."""
@@ -18,6 +21,19 @@ def check_n_tasks(n_prompts: int, n: int, runtime: Runtime) -> None:
         raise InvalidRequest(
             f"Field 'prompt': {n_prompts} prompts with {n} completions each are {n_tasks}; "
             f"at most {n_most} can be there at once (slots and --max-queue)"
+        )
+
+
+def check_settings(n_tasks: int, params: Params) -> None:
+    """Raises InvalidRequest for long grammars, biases and the like in many completions: each keeps and tells them."""
+    sampling, limits = params.sampling, params.limits
+    constraint = sampling.constraint
+    n_chars = len(sampling.grammar) + (len(constraint.text) if constraint else 0) + sum(map(len, limits.stop))
+    n_bytes = n_chars + BYTES_PER_BIAS * len(sampling.logit_bias)
+    if n_tasks > 1 and n_tasks * n_bytes > MAX_SETTINGS_BYTES:
+        raise InvalidRequest(
+            f"{n_tasks} completions with {n_bytes} bytes of grammar, schema, stop strings and logit_bias each are "
+            f"{n_tasks * n_bytes} bytes; at most {MAX_SETTINGS_BYTES} are possible: ask for fewer at once"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corral.api.schemas.absent import refuse_in_chat
-from corral.api.schemas.fields import Fields, type_name
+from corral.api.schemas.fields import Fields, check_size, type_name
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, check_fits
 from corral.api.schemas.thoughts import has_tags, read_budget_message, read_chat_budget, read_tagged_budget
@@ -18,6 +18,9 @@ from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
 from corral.ports import Rollback
 from corral.tasks import ThoughtBudget
+
+MAX_KWARGS = 1000
+"""Variables for a template."""
 
 N_PROBS = 20
 """How many top tokens ``logprobs: true`` shows without ``top_logprobs``."""
@@ -146,7 +149,9 @@ def _template_kwargs(fields: Fields, service: Service) -> dict[str, object]:
     server = service.server
     kwargs: dict[str, object] = {"enable_thinking": server.reasoning != "off"}
     _set_effort(kwargs, server.reasoning_effort)
-    for given in (server.chat_template_kwargs, fields.object("chat_template_kwargs") or {}):
+    own = fields.object("chat_template_kwargs") or {}
+    check_size("chat_template_kwargs", len(own), MAX_KWARGS, "members")
+    for given in (server.chat_template_kwargs, own):
         kwargs.update((name, value) for name, value in given.items() if name != "enable_thinking" or value is not None)
     _set_effort(kwargs, fields.text("reasoning_effort"))
     if isinstance(kwargs.get("reasoning_effort"), str):

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import orjson
 
-from corral.api.schemas.fields import Fields, wrong_type
+from corral.api.schemas.fields import Fields, check_size, wrong_type
 from corral.errors import InvalidRequest
 from corral.guidance.pattern import compile_pattern
 from corral.ids import Token
 from corral.ports import Tokenizer
 from corral.tasks import Constraint, ConstraintKind, Sampling, Trigger, TriggerKind
+
+MAX_TRIGGERS, MAX_TRIGGER_CHARS = 256, 16_384
+"""All of what is generated is compared with them."""
 
 ANY_OBJECT = '{"type":"object"}'
 
@@ -73,7 +76,7 @@ def _schema_text(name: str, schema: object) -> str:
 
 def read_preserved(fields: Fields, tokenizer: Tokenizer) -> frozenset[Token]:
     """Control tokens, by their text, that are printed all the same; texts of several tokens are left out."""
-    texts = fields.strings("preserved_tokens") or ()
+    texts = [text for text in fields.strings("preserved_tokens") or () if tokenizer.n_tokens_at_least(text) <= 1]
     found = [tokenizer.tokenize(text, add_special=False, parse_special=True) for text in texts]
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
@@ -84,6 +87,9 @@ def _triggers(fields: Fields, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
         return ()
     if not triggers:
         raise InvalidRequest("Field 'grammar_lazy': no triggers set for lazy grammar: name them in 'grammar_triggers'")
+    check_size("grammar_triggers", len(triggers), MAX_TRIGGERS, "triggers")
+    n_chars = sum(len(str(trigger.get("value"))) for trigger in triggers if isinstance(trigger, dict))
+    check_size("grammar_triggers", n_chars, MAX_TRIGGER_CHARS, "characters")
     preserved = read_preserved(fields, tokenizer)
     return tuple(_trigger(trigger, preserved, tokenizer) for trigger in triggers)
 

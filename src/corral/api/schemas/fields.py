@@ -17,6 +17,8 @@ MAX_DEPTH = 200
 """How deep a body may nest: what works on bodies recurses."""
 MAX_PARTS = 250_000
 """Objects, arrays and members of a body. Each may take half a microsecond to parse, and nobody else is served then."""
+MAX_STRINGS = 10_000
+"""In a list of names and the like, unless it has a limit of its own."""
 _QUOTED = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LONG = 10**15
 """Numbers from here on are shown with an exponent."""
@@ -89,6 +91,12 @@ def wrong_type(name: str, wanted: str, value: object) -> InvalidRequest:
     return InvalidRequest(f"Field '{name}': type must be {wanted}, but is {type_name(value)}")
 
 
+def check_size(name: str, n: int, most: int, what: str) -> None:
+    """Raises InvalidRequest for a list or text that is too long; ``what`` are its parts."""
+    if n > most:
+        raise InvalidRequest(f"Field '{name}': it has {n} {what}; at most {most} are possible")
+
+
 def member_object(value: object, name: str) -> Json:
     """Raises InvalidRequest unless ``value`` is an object."""
     if not isinstance(value, dict):
@@ -135,12 +143,15 @@ class Fields:
             raise wrong_type(name, "boolean", value)
         return value
 
-    def text(self, name: str, default: str = "") -> str:
+    def text(self, name: str, default: str = "", most: int | None = None) -> str:
+        """A string, of at most so many characters."""
         value = self._body.get(name)
         if value is None:
             return default
         if not isinstance(value, str):
             raise wrong_type(name, "string", value)
+        if most is not None:
+            check_size(name, len(value), most, "characters")
         return value
 
     def number(self, name: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
@@ -170,16 +181,19 @@ class Fields:
             raise InvalidRequest(f"Field '{name}': must be a whole number, but is {value}")
         return self.integer(name, default=default, low=low, high=high)
 
-    def strings(self, name: str) -> tuple[str, ...] | None:
-        """An array of strings."""
+    def strings(self, name: str, most: int = MAX_STRINGS, most_chars: int | None = None) -> tuple[str, ...] | None:
+        """An array of at most so many strings, with so many characters together."""
         value = self._body.get(name)
         if value is None:
             return None
         if not isinstance(value, list):
             raise wrong_type(name, "array", value)
+        check_size(name, len(value), most, "strings")
         for item in value:
             if not isinstance(item, str):
                 raise wrong_type(name, "array of strings", item)
+        if most_chars is not None:
+            check_size(name, sum(map(len, value)), most_chars, "characters")
         return tuple(value)
 
     def array(self, name: str) -> list[object] | None:

@@ -14,6 +14,10 @@ from corral.ids import SlotId, Token
 from corral.ports import Tokenizer
 from corral.tasks import MAX_PRIORITY, Limits, Sampling
 
+MAX_STOPS, MAX_STOP_CHARS = 256, 16_384
+"""Each character of a reply is compared with all of them."""
+MAX_SALT_CHARS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Params:
@@ -58,7 +62,7 @@ def read_params(fields: Fields, defaults: Defaults, server: ServerConfig, tokeni
         stream=fields.boolean("stream"),
         include_usage=_include_usage(fields) or server.always_usage,
         cache_prompt=fields.boolean("cache_prompt", defaults.cache_prompt),
-        cache_salt=fields.text("cache_salt"),
+        cache_salt=read_salt(fields),
         priority=_priority(fields),
         return_tokens=fields.boolean("return_tokens"),
         return_progress=fields.boolean("return_progress"),
@@ -94,10 +98,15 @@ def _limits(fields: Fields, default: Limits, n_predict: int) -> Limits:
 
 def read_stop(fields: Fields) -> tuple[str, ...]:
     """One stop string or several; empty ones never match and are left out."""
-    value = fields.value("stop")
-    if isinstance(value, str):
-        return (value,) if value else ()
-    return tuple(word for word in fields.strings("stop") or () if word)
+    if isinstance(fields.value("stop"), str):
+        word = fields.text("stop", most=MAX_STOP_CHARS)
+        return (word,) if word else ()
+    return tuple(word for word in fields.strings("stop", MAX_STOPS, MAX_STOP_CHARS) or () if word)
+
+
+def read_salt(fields: Fields) -> str:
+    """Whose prefixes to meet: it is kept with each of them."""
+    return fields.text("cache_salt", most=MAX_SALT_CHARS)
 
 
 def _include_usage(fields: Fields) -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corral.api.schemas.constraint import read_held
-from corral.api.schemas.fields import INT_MAX, Fields, quoted, whole_number, wrong_type
+from corral.api.schemas.fields import INT_MAX, MAX_STRINGS, Fields, check_size, quoted, whole_number, wrong_type
 from corral.errors import InvalidRequest
+from corral.events import Ranked
 from corral.ids import Token
 from corral.ports import Tokenizer
 from corral.tasks import Sampling
+
+MAX_SAMPLERS = 64
+MAX_BREAKERS = 64
+"""Each of DRY's breakers is looked for in the whole vocabulary."""
 
 log = logging.getLogger("corral.api")
 
@@ -113,7 +118,7 @@ def _dry_base(fields: Fields, default: Sampling) -> float:
 
 
 def _dry_breakers(fields: Fields, default: Sampling) -> tuple[str, ...]:
-    breakers = fields.strings("dry_sequence_breakers")
+    breakers = fields.strings("dry_sequence_breakers", MAX_BREAKERS)
     if breakers is None:
         return default.dry_sequence_breakers
     if not breakers:
@@ -125,11 +130,14 @@ def _samplers(fields: Fields, default: Sampling) -> tuple[str, ...]:
     value = fields.value("samplers")
     if value is None:
         return default.samplers
-    names = value if isinstance(value, str) else fields.strings("samplers") or ()
-    known = SAMPLER_CHARS if isinstance(value, str) else _SAMPLER_NAMES
-    found = [(name, known.get(name if isinstance(value, str) else _plain(name))) for name in names]
+    is_text = isinstance(value, str)
+    names = fields.text("samplers", most=MAX_STRINGS) if is_text else fields.strings("samplers") or ()
+    known = SAMPLER_CHARS if is_text else _SAMPLER_NAMES
+    found = [(name, known.get(name if is_text else _plain(name))) for name in names]
     _tell_unknown([name for name, sampler in found if sampler is None])
-    return tuple(sampler for _, sampler in found if sampler is not None)
+    samplers = tuple(sampler for _, sampler in found if sampler is not None)
+    check_size("samplers", len(samplers), MAX_SAMPLERS, "samplers")
+    return samplers
 
 
 def _plain(name: str) -> str:
@@ -146,14 +154,20 @@ def _tell_unknown(names: list[str]) -> None:
     log.info("unknown samplers are left out: %s%s (known: %s)", shown, more, ", ".join(SAMPLER_CHARS.values()))
 
 
-def _logit_bias(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> tuple[tuple[Token, float], ...]:
+def _logit_bias(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> Sequence[tuple[Token, float]]:
     value = fields.value("logit_bias")
     if value is None:
         return default.logit_bias
     if not isinstance(value, list | dict):
         raise wrong_type("logit_bias", "array or object", value)
-    pairs = _object_pairs(value) if isinstance(value, dict) else _array_pairs(value)
-    return default.logit_bias + tuple((token, bias) for key, bias in pairs for token in _biased_tokens(key, tokenizer))
+    most = tokenizer.n_vocab
+    check_size("logit_bias", len(value), most, "entries")
+    pairs = list(_object_pairs(value) if isinstance(value, dict) else _array_pairs(value))
+    n_least = sum(tokenizer.n_tokens_at_least(key) for key, _ in pairs if isinstance(key, str))
+    check_size("logit_bias", n_least, most, "tokens")
+    biases = [(token, bias) for key, bias in pairs for token in _biased_tokens(key, tokenizer)]
+    check_size("logit_bias", len(biases), most, "tokens")
+    return Ranked.of([*default.logit_bias, *biases])
 
 
 def _object_pairs(value: dict[str, object]) -> Iterator[tuple[int | str, float]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
-from corral.chat.adapt import Message
+from corral.chat.adapt import Message, parse_text
 
 
 def adjust_history(messages: Sequence[Message], source: str, format_name: str) -> list[Message]:
@@ -51,7 +50,8 @@ def _tool_responses(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         caller = turned[-1] if turned and turned[-1].get("tool_calls") else None
         if caller is not None and message["role"] == "tool" and not caller.get("content"):
-            caller["tool_responses"] = [*_list(caller.get("tool_responses")), _response(message, caller)]
+            caller["tool_responses"] = responses = _list(caller.get("tool_responses"))
+            responses.append(_response(message, caller))
         elif caller is not None and _is_text(message) and caller.get("tool_responses") and not caller.get("content"):
             caller["content"] = message["content"]
         elif message.get("tool_calls"):
@@ -70,8 +70,8 @@ def _response(result: Message, caller: Message) -> object:
     call = calls[index] if index < len(calls) else None
     name = call["function"]["name"] if isinstance(call, dict) else result.get("tool_call_id", "")
     try:
-        response = json.loads(str(result["content"]))
-    except (ValueError, RecursionError):
+        response = parse_text(str(result["content"]))
+    except ValueError:
         response = result["content"]
     return {"name": name, "response": response}
 
