@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from click.testing import CliRunner
 from tests.api.canned import CALL, SERVER, TEMPLATE, CannedEngine, canned_runtime, says
 from tests.api.conftest import SimServer
 from tests.api.live import client
@@ -151,38 +151,45 @@ def test_a_cut_answer_and_an_error(llm: ModuleType, engine: CannedEngine) -> Non
         llm.get_model("chat").prompt("x", logit_bias={"99999": 1}, stream=False).text()
 
 
-def command(home: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "llm", *arguments],
-        env={**os.environ, "LLM_USER_PATH": str(home), "LLM_LOAD_PLUGINS": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def command(*arguments: str) -> str:
+    """What the command prints."""
+    from llm.cli import cli
+
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @pytest.mark.usefixtures("llm")
-def test_the_command_streams_and_goes_on(home: Path, engine: CannedEngine) -> None:
-    assert command(home, "-m", "chat", "-s", "Be brief.", "Who?") == "hi\n"
-    assert command(home, "-m", "responses", "--no-stream", "Who?") == "hi\n"
-    assert command(home, "-c", "And you?") == "hi\n"
+def test_the_command_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llm", "-m", "chat", "-s", "Be brief.", "Who?"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout == "hi\n"
+
+
+@pytest.mark.usefixtures("llm")
+def test_the_command_streams_and_goes_on(engine: CannedEngine) -> None:
+    assert command("-m", "responses", "--no-stream", "Who?") == "hi\n"
+    assert command("-c", "And you?") == "hi\n"
     assert prompt(engine).count("Who?") == 1 and "And you?" in prompt(engine)
 
 
 @pytest.mark.usefixtures("llm")
-def test_the_command_calls_tools(home: Path, engine: CannedEngine) -> None:
+def test_the_command_calls_tools(engine: CannedEngine) -> None:
     engine.script = calls_then_says("Go out.")
     function = "def weather(city: str) -> str:\n    'The weather'\n    return 'sunny in ' + city"
-    assert command(home, "-m", "chat", "How is Rome?", "--functions", function).endswith("Go out.\n")
+    assert command("-m", "chat", "How is Rome?", "--functions", function).endswith("Go out.\n")
 
 
 def test_the_command_holds_to_a_schema_and_lists_models(serve_sim: SimServer, home: Path) -> None:
     http = serve_sim()
     (home / "extra-openai-models.yaml").write_text(json.dumps(models(http.base_url)))
-    shown = json.loads(command(home, "-m", "chat", "An animal", "--schema", json.dumps(SCHEMA)))
+    shown = json.loads(command("-m", "chat", "An animal", "--schema", json.dumps(SCHEMA)))
     jsonschema.validate(shown, SCHEMA)
-    assert "sim" in command(home, "openai", "endpoint", f"{str(http.base_url).rstrip('/')}/v1", "--models")
+    assert "sim" in command("openai", "endpoint", f"{str(http.base_url).rstrip('/')}/v1", "--models")
