@@ -33,6 +33,21 @@ class TaskKind(Enum):
     SET_LORA = auto()
 
 
+SAMPLERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}
+"""All samplers by the letter that llama-server has for each."""
+
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama-server's default order ``edskypmxt``."""
 

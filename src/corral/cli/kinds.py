@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from corral.config import AdapterConfig, ApiKey
 from corral.errors import LoadError
-from corral.tasks import MAX_PRIORITY
+from corral.tasks import MAX_PRIORITY, SAMPLERS
 
 TRUE_WORDS = frozenset({"1", "true", "on", "enabled", "yes"})
 FALSE_WORDS = frozenset({"0", "false", "off", "disabled", "no"})
@@ -200,19 +200,6 @@ def _bias(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
-_SAMPLERS = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
 _SAMPLER_ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "top_nsigma": "top_n_sigma", "temp": "temperature"}
 
 
@@ -220,16 +207,16 @@ def _sampler_names(text: str) -> tuple[str, ...]:
     names = (part.strip().lower().replace("-", "_") for part in text.split(";") if part.strip())
     known = tuple(_SAMPLER_ALIASES.get(name, name) for name in names)
     for name in known:
-        if name not in _SAMPLERS.values():
+        if name not in SAMPLERS.values():
             raise ValueError(f"no sampler is called {name!r}")
     return known
 
 
 def _sampler_letters(text: str) -> tuple[str, ...]:
     for letter in text:
-        if letter not in _SAMPLERS:
+        if letter not in SAMPLERS:
             raise ValueError(f"no sampler has the letter {letter!r}")
-    return tuple(_SAMPLERS[letter] for letter in text)
+    return tuple(SAMPLERS[letter] for letter in text)
 
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "'": "'", "\\": "\\"}

@@ -13,7 +13,7 @@ from corral.errors import InvalidRequest
 from corral.events import Ranked
 from corral.ids import Token
 from corral.ports import Tokenizer
-from corral.tasks import Sampling
+from corral.tasks import SAMPLERS, Sampling
 
 MAX_SAMPLERS = 64
 MAX_BREAKERS = 64
@@ -21,22 +21,8 @@ MAX_BREAKERS = 64
 
 log = logging.getLogger("corral.api")
 
-SAMPLER_CHARS = {
-    "e": "penalties",
-    "d": "dry",
-    "s": "top_n_sigma",
-    "k": "top_k",
-    "y": "typ_p",
-    "p": "top_p",
-    "m": "min_p",
-    "x": "xtc",
-    "t": "temperature",
-    "i": "infill",
-    "a": "adaptive_p",
-}
-
 _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typicalp": "typ_p"}
-_SAMPLER_NAMES = {name.replace("_", ""): name for name in SAMPLER_CHARS.values()} | _SAMPLER_ALIASES
+_SAMPLER_NAMES = {name.replace("_", ""): name for name in SAMPLERS.values()} | _SAMPLER_ALIASES
 
 RANDOM_SEED = 2**32 - 1
 
@@ -132,7 +118,7 @@ def _samplers(fields: Fields, default: Sampling) -> tuple[str, ...]:
         return default.samplers
     is_text = isinstance(value, str)
     names = fields.text("samplers", most=MAX_STRINGS) if is_text else fields.strings("samplers") or ()
-    known = SAMPLER_CHARS if is_text else _SAMPLER_NAMES
+    known = SAMPLERS if is_text else _SAMPLER_NAMES
     found = [(name, known.get(name if is_text else _plain(name))) for name in names]
     _tell_unknown([name for name, sampler in found if sampler is None])
     samplers = tuple(sampler for _, sampler in found if sampler is not None)
@@ -151,7 +137,7 @@ def _tell_unknown(names: list[str]) -> None:
         return
     more = f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
     shown = ", ".join(map(quoted, names[:MAX_TOLD]))
-    log.info("unknown samplers are left out: %s%s (known: %s)", shown, more, ", ".join(SAMPLER_CHARS.values()))
+    log.info("unknown samplers are left out: %s%s (known: %s)", shown, more, ", ".join(SAMPLERS.values()))
 
 
 def _logit_bias(fields: Fields, default: Sampling, tokenizer: Tokenizer) -> Sequence[tuple[Token, float]]:
