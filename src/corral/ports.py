@@ -304,8 +304,11 @@ class Model(Protocol):
         """All that are loaded, by id."""
         ...
 
-    def check_grammar(self, text: str) -> None:
-        """Raises InvalidRequest if no sampler could be made of it. Slow for large ones; from any thread."""
+    def prepare(self, sampling: Sampling, n: int) -> None:
+        """Make what takes long of ``n`` samplers, which ``new_sampler`` then finds. From any thread.
+
+        Raises InvalidRequest if the grammar does not compile.
+        """
         ...
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> Sampler:

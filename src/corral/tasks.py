@@ -172,6 +172,13 @@ class Sampling:
     thoughts: ThoughtBudget | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
+    @property
+    def held_bytes(self) -> int:
+        """About what a sampler of it keeps in memory besides some KiB."""
+        is_dry = self.dry_multiplier != 0 and self.dry_sequence_breakers != DEFAULT_DRY_BREAKERS
+        n_breakers = len(self.dry_sequence_breakers) if is_dry else 0
+        return 60 * len(self.grammar) + 1_000_000 * n_breakers + 12 * len(self.logit_bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

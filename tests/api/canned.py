@@ -16,7 +16,7 @@ from corral.guidance.guide import Guide
 from corral.ids import SlotId, TaskId
 from corral.ports import AdapterInfo, Matcher, MemoryTraits, ModelInfo
 from corral.runtime import Runtime
-from corral.tasks import Constraint, Task
+from corral.tasks import Constraint, Sampling, Task
 
 BOS = 256
 EOS = 257
@@ -78,8 +78,8 @@ class ByteModel:
     def new_matcher(self, constraint: Constraint) -> Matcher:
         return Guide(self.tokenizer, self.info).matcher(constraint)
 
-    def check_grammar(self, text: str) -> None:
-        if text == "bad":
+    def prepare(self, sampling: Sampling, n: int) -> None:
+        if sampling.grammar == "bad":
             with contextlib.suppress(RuntimeError):  # there is no loop on a worker
                 asyncio.get_running_loop()
                 raise AssertionError("a grammar is checked on the event loop")

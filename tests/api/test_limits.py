@@ -7,8 +7,9 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,10 +32,12 @@ from tests.api.test_hostile import BODIES, POSTS
 from corral.api.lanes import LONG_BYTES
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import Service
-from corral.config import MIB
+from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig
 from corral.events import Chunk, Event, Finished, Ranked, TokenProbs
+from corral.llama import stock
+from corral.runtime import Runtime
 from corral.sim.tokenizer import N_VOCAB, SimTokenizer
-from corral.tasks import Task
+from corral.tasks import Sampling, Task
 
 LIMIT = 64 * 1024
 N_CTX = 512
@@ -280,8 +283,8 @@ MANY: dict[str, tuple[str, dict[str, Any], str]] = {
     "letters": ("/completion", {"samplers": "k" * 65}, "'samplers': it has 65 samplers; at most 64"),
     "breakers": (
         "/completion",
-        {"dry_multiplier": 1, "dry_sequence_breakers": ["x"] * 65},
-        "'dry_sequence_breakers': it has 65 strings; at most 64",
+        {"dry_multiplier": 1, "dry_sequence_breakers": ["x"] * 17},
+        "'dry_sequence_breakers': it has 17 strings; at most 16",
     ),
     "biases": ("/completion", {"logit_bias": [[5, 1]] * (N_VOCAB + 1)}, f"'logit_bias': it has {N_VOCAB + 1} entries"),
     "biased texts": ("/completion", {"logit_bias": {"ab" * 200: 1}}, "'logit_bias': it has 400 tokens"),
@@ -342,11 +345,11 @@ def test_the_most_that_is_possible_works(http: httpx.Client) -> None:
 
 
 def test_long_settings_of_many_completions_are_refused() -> None:
-    with simulated(n_slots=2, n_ctx=N_CTX, max_queue=200) as runtime, client(runtime, SERVER) as http:
-        body = {"prompt": ["x"] * 200, "n_predict": 1, "json_schema": {"enum": ["x" * 200_000]}}
+    with simulated(n_slots=2, n_ctx=N_CTX, max_queue=400) as runtime, client(runtime, SERVER) as http:
+        body = {"prompt": ["x"] * 400, "n_predict": 1, "json_schema": {"enum": ["x" * 200_000]}}
         reply = http.post("/v1/completions", json=body)
-        assert (reply.status_code, "200 completions with 200" in message(reply)) == (400, True), reply.text
-        assert "at most 33554432" in message(reply)
+        assert (reply.status_code, "400 completions take 200" in message(reply)) == (400, True), reply.text
+        assert "at most 67108864" in message(reply)
 
 
 def test_long_settings_are_repeated_beside_the_event_loop() -> None:
@@ -359,3 +362,36 @@ def test_long_settings_are_repeated_beside_the_event_loop() -> None:
         reply = http.post("/completion", json=body).json()
         assert len(reply["generation_settings"]["logit_bias"]) == 20_000
         assert tokenizer.n_on_loop < 100
+
+
+@pytest.mark.parametrize(
+    ("body", "defaults"),
+    [
+        ({"grammar": 'root ::= "a"'}, Defaults()),
+        ({"dry_multiplier": 1.0}, Defaults()),
+        ({}, Defaults(sampling=Sampling(grammar='root ::= "a"'))),
+        ({}, Defaults(sampling=Sampling(dry_multiplier=1.0))),
+    ],
+    ids=["grammar", "dry", "grammar by default", "dry by default"],
+)
+def test_what_takes_long_is_compiled_neither_on_the_event_loop_nor_by_the_engine(
+    body: dict[str, Any], defaults: Defaults, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ContextConfig(n_ctx=1024, n_slots=2, n_rows=2, n_batch=64, kv_unified=False)
+    runtime = Runtime.open(ModelConfig(tiny_model), context, EngineConfig(n_slots=2))
+    threads: list[str] = []
+    with contextlib.closing(runtime), client(runtime, SERVER, defaults) as http:
+        for name in ("_new_grammar", "_new_dry"):
+            monkeypatch.setattr(stock, name, _watched(getattr(stock, name), threads))
+        reply = http.post("/completion", json={"prompt": "x", "n_predict": 2, "n": 2, **body})
+        assert reply.status_code == 200, reply.text
+    assert all(name.startswith(("asyncio_", "uvloop_")) for name in threads), threads
+    assert threads or defaults.sampling.dry_multiplier, "nothing was compiled"
+
+
+def _watched(make: Callable[..., Any], threads: list[str]) -> Callable[..., Any]:
+    def watched(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return make(*args)
+
+    return watched

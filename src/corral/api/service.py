@@ -80,6 +80,11 @@ class Service:
     scrapes: Scrapes = field(default_factory=Scrapes)
 
     @property
+    def reads_inline(self) -> bool:
+        """Whether a request that names nothing slow is read at once: not where every request has to be compiled."""
+        return not self.defaults.sampling.grammar and self.defaults.sampling.dry_multiplier == 0
+
+    @property
     def max_body_bytes(self) -> int:
         """Of a request. Room for a prompt that fills a slot's context, however it is written, and more."""
         return self.server.max_body_bytes or max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * self.runtime.n_ctx_slot)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corral.config import EngineConfig
+from corral.config import MIB, EngineConfig
 from corral.engine import audit
 from corral.engine.adapted import settle
 from corral.engine.books import Books
@@ -34,6 +34,8 @@ from corral.tasks import Action, CacheAction, ControlAction, Task, TaskGroup
 
 LINGER = 0.05
 MAX_LINGER_MS = 10.0
+MAX_HELD_BYTES = 512 * MIB
+"""What samplers of waiting tasks may keep in memory; one group may have more."""
 WRITE_OUT_S = 15.0
 """So long may the end of the engine be put off by what is to be kept on disk."""
 
@@ -88,7 +90,8 @@ class Engine:
         books.samplers.update(samplers)
         now_ms = self._clock.now_ms()
         books.shares.arrive(group[0], books.queued(), now_ms)
-        books.waiting.append(Waiting(group, now_ms if arrived_ms is None else arrived_ms))
+        arrived_ms = now_ms if arrived_ms is None else arrived_ms
+        books.waiting.append(Waiting(group, arrived_ms, held_bytes=_held_bytes(group)))
 
     def _check(self, group: TaskGroup) -> None:
         """Raises the error of a group that can never run, or not now."""
@@ -103,18 +106,24 @@ class Engine:
             raise InvalidRequest(f"n is {len(group)}, but there are only {n_slots} slots (-np)")
         if id_slot is not None and not 0 <= id_slot < n_slots:
             raise InvalidRequest(f"id_slot is {id_slot}, but slots are 0 to {n_slots - 1}")
-        self._check_queue(len(group))
+        self._check_queue(group)
 
-    def _check_queue(self, n_new: int) -> None:
+    def _check_queue(self, group: TaskGroup) -> None:
         books, limit = self.books, self.books.config.max_queue
         n_idle = sum(s.is_idle for s in books.slots)
-        n_queued = sum(len(w.group) for w in books.waiting) + n_new
+        n_queued = sum(len(w.group) for w in books.waiting) + len(group)
         if n_queued - n_idle > limit:
-            e2e = books.metrics.e2e.publish()
-            mean_s = e2e.total / e2e.n if e2e.n else 2.0
-            half_s = mean_s * n_queued / (2 * len(books.slots))  # by then about half of the queue is gone
-            message = f"the queue is full: {limit} tasks wait (--max-queue); try again later"
-            raise Unavailable(message, retry_after_s=max(1, min(600, round(half_s))))
+            raise self._full(f"{limit} tasks wait (--max-queue)", n_queued)
+        held_bytes = sum(w.held_bytes for w in books.waiting)
+        if held_bytes and held_bytes + _held_bytes(group) > MAX_HELD_BYTES:
+            raise self._full(f"grammars and the like of tasks that wait take {held_bytes >> 20} MiB", n_queued)
+
+    def _full(self, why: str, n_queued: int) -> Unavailable:
+        books, e2e = self.books, self.books.metrics.e2e.publish()
+        mean_s = e2e.total / e2e.n if e2e.n else 2.0
+        half_s = mean_s * n_queued / (2 * len(books.slots))  # by then about half of the queue is gone
+        retry_after_s = max(1, min(600, round(half_s)))
+        return Unavailable(f"the queue is full: {why}; try again later", retry_after_s)
 
     def _open_samplers(self, group: TaskGroup) -> dict[TaskId, RowSampler]:
         samplers: dict[TaskId, RowSampler] = {}
@@ -266,6 +275,10 @@ class Engine:
         if self._disk_work:
             self._disk_work.close()
         self._context.close()
+
+
+def _held_bytes(group: TaskGroup) -> int:
+    return sum(task.sampling.held_bytes for task in group)
 
 
 def _nothing(task: Task) -> Finished:

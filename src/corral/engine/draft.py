@@ -46,12 +46,13 @@ COMPANY_MS = 50.0
 class Waiting:
     """A group in the queue, or a held task with its ``generation``: it was parked and has no slot.
 
-    ``n_overtaken`` counts admissions of groups that came later.
+    ``n_overtaken`` counts admissions of groups that came later. ``held_bytes``: what its samplers keep in memory.
     """
 
     group: TaskGroup
     queued_ms: float
     n_overtaken: int = 0
+    held_bytes: int = 0
     generation: Generation | None = None
 
     @property

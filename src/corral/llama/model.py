@@ -21,9 +21,9 @@ from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
 from corral.llama.fingerprint import weights_sum, with_library
-from corral.llama.grammar import check_grammar
-from corral.llama.sampler import SamplerChain
+from corral.llama.sampler import SamplerChain, dry_settings, uses_dry
 from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes
+from corral.llama.stock import Stock
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.ports import AdapterInfo, ModelInfo
 from corral.tasks import Constraint, Sampling
@@ -36,6 +36,7 @@ class LlamaModel:
         self._handle = handle
         self._vocab = lib.llama_model_get_vocab(handle)
         self._contexts: weakref.WeakSet[LlamaContext] = weakref.WeakSet()
+        self._stock = Stock(self._vocab)
         self._tokenizer = LlamaTokenizer(self._vocab)
         self._info = _read_info(handle, self._vocab, path)
         self._guide = Guide(self._tokenizer, self._info)
@@ -103,12 +104,14 @@ class LlamaModel:
         probe.close()
         fit.check_room(config.n_ctx or self._info.n_ctx_train, n_cells, probe.traits.bytes_per_token, n_free)
 
-    def check_grammar(self, text: str) -> None:
-        if text:
-            check_grammar(text)
+    def prepare(self, sampling: Sampling, n: int) -> None:
+        if sampling.grammar:
+            self._stock.prepare_grammar(sampling.grammar, n)
+        if uses_dry(sampling):
+            self._stock.prepare_dry(dry_settings(sampling, self._info.n_ctx_train))
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SamplerChain:
-        return SamplerChain(self._vocab, self._info, sampling, seed, n_ctx_train)
+        return SamplerChain(self._vocab, self._info, self._stock, sampling, seed, n_ctx_train)
 
     def new_matcher(self, constraint: Constraint) -> GuidedMatcher:
         return self._guide.matcher(constraint)
@@ -117,6 +120,7 @@ class LlamaModel:
         """Free contexts and weights. May be called twice."""
         for context in list(self._contexts):
             context.close()
+        self._stock.close()
         if self._handle:
             lib.llama_model_free(self._handle)
             self._handle = None

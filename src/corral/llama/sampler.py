@@ -14,7 +14,7 @@ from corral.errors import CorralError, InvalidRequest, ServerError
 from corral.events import Ranked
 from corral.ids import Token
 from corral.llama import library
-from corral.llama.grammar import check_grammar
+from corral.llama.stock import Dry, Stock, refused
 from corral.ports import ModelInfo, Picked
 from corral.tasks import Sampling
 
@@ -28,21 +28,24 @@ _BIAS = np.dtype([("token", np.int32), ("bias", np.float32)])
 _INT_MAX = 2**31 - 1
 _RANDOM_SEED = 0xFFFFFFFF  # libllama reads this one as "choose yourself"
 _MIROSTAT_M = 100
+_MIN_HISTORY = 65_536
 
 
 class SamplerChain:
     """Implements ``ports.Sampler`` with libllama's samplers in the order of ``Sampling.samplers``."""
 
-    def __init__(self, vocab: Any, info: ModelInfo, sampling: Sampling, seed: int, n_ctx_train: int) -> None:
+    def __init__(
+        self, vocab: Any, info: ModelInfo, stock: Stock, sampling: Sampling, seed: int, n_ctx_train: int
+    ) -> None:
         """``vocab`` must outlive this. Raises InvalidRequest where llama-server does."""
         _check(sampling)
         self._chain: Any = None
-        self._grammar = _new_grammar(vocab, sampling.grammar)
+        self._grammar = stock.grammar(sampling.grammar) if sampling.grammar else None
         self._candidates = Candidates(info.n_vocab)
         self._sampling = sampling
         self._n_history = _n_history(sampling, n_ctx_train)
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_params(no_perf=True))
-        for sampler in _links(vocab, info, sampling, min(seed & _RANDOM_SEED, _RANDOM_SEED - 1), n_ctx_train):
+        for sampler in _links(vocab, info, stock, sampling, min(seed & _RANDOM_SEED, _RANDOM_SEED - 1), n_ctx_train):
             lib.llama_sampler_chain_add(self._chain, sampler)
 
     def pick(self, logits: Logits, allowed: Mask | None = None) -> Picked:
@@ -176,34 +179,11 @@ def _nothing_left(logits: Logits, sampling: Sampling) -> CorralError:
 def _check(sampling: Sampling) -> None:
     repeat = sampling.repeat_penalty
     if not (math.isfinite(repeat) and repeat > 0 and math.isfinite(1 / repeat)):
-        raise _refused("penalty_repeat must be finite and greater than 0")
+        raise refused("penalty_repeat must be finite and greater than 0")
     if not math.isfinite(sampling.frequency_penalty):
-        raise _refused("penalty_freq must be finite")
+        raise refused("penalty_freq must be finite")
     if not math.isfinite(sampling.presence_penalty):
-        raise _refused("penalty_present must be finite")
-
-
-def _refused(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"Failed to initialize samplers: {reason}")
-
-
-def _new_grammar(vocab: Any, text: str) -> Any:
-    if not text:
-        return None
-    for name in sorted(check_grammar(text)):
-        _check_token(vocab, name)
-    with library.start().collect() as lines:
-        grammar = lib.llama_sampler_init_grammar(vocab, text.encode("utf-8", "replace"), b"root")
-    if not grammar:
-        raise _refused("; ".join(lines) or "failed to parse grammar")
-    return grammar
-
-
-def _check_token(vocab: Any, name: str) -> None:
-    raw = name.encode("utf-8", "replace")
-    tokens = (lib.llama_token * 2)()
-    if lib.llama_tokenize(vocab, raw, len(raw), tokens, len(tokens), False, True) != 1:
-        raise _refused(f"failed to parse grammar: {name[:40]} is not one token of this model")
+        raise refused("penalty_present must be finite")
 
 
 def _n_history(sampling: Sampling, n_ctx_train: int) -> int:
@@ -215,10 +195,11 @@ def _n_history(sampling: Sampling, n_ctx_train: int) -> int:
 
 
 def _last_n(n: int, n_ctx_train: int) -> int:
-    return n_ctx_train if n < 0 else min(n, _INT_MAX)
+    """libllama takes memory for all of them at once: not for more than there can be."""
+    return n_ctx_train if n < 0 else min(n, max(n_ctx_train, _MIN_HISTORY))
 
 
-def _links(vocab: Any, info: ModelInfo, sampling: Sampling, seed: int, n_ctx_train: int) -> Iterable[Any]:
+def _links(vocab: Any, info: ModelInfo, stock: Stock, sampling: Sampling, seed: int, n_ctx_train: int) -> Iterable[Any]:
     biases = _biases(vocab, info, sampling)
     if len(biases):
         array = ctypes.cast(biases.ctypes.data, ctypes.POINTER(lib.llama_logit_bias))
@@ -227,7 +208,7 @@ def _links(vocab: Any, info: ModelInfo, sampling: Sampling, seed: int, n_ctx_tra
         yield lib.llama_sampler_init_temp(sampling.temperature)
         yield _mirostat(info, sampling, seed)
         return
-    makers = _makers(vocab, info, sampling, seed, n_ctx_train)
+    makers = _makers(vocab, info, stock, sampling, seed, n_ctx_train)
     yield from (makers[name]() for name in sampling.samplers if name in makers)
     if "adaptive_p" in sampling.samplers:
         yield lib.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
@@ -256,15 +237,18 @@ def _mirostat(info: ModelInfo, sampling: Sampling, seed: int) -> Any:
     return lib.llama_sampler_init_mirostat_v2(seed, tau, eta)
 
 
-def _makers(vocab: Any, info: ModelInfo, s: Sampling, seed: int, n_ctx_train: int) -> dict[str, Callable[[], Any]]:
-    """A maker for each name that ``Sampling.samplers`` may list; unknown names are skipped."""
+def _makers(
+    vocab: Any, info: ModelInfo, stock: Stock, s: Sampling, seed: int, n_ctx_train: int
+) -> dict[str, Callable[[], Any]]:
+    """A maker for each name that ``Sampling.samplers`` may list; what is unknown or does nothing is skipped."""
+    dry = {"dry": lambda: stock.dry(dry_settings(s, n_ctx_train))} if uses_dry(s) else {}
     keep = max(s.min_keep, 0)
     last_n = _last_n(s.repeat_last_n, n_ctx_train)
     return {
+        **dry,
         "penalties": lambda: lib.llama_sampler_init_penalties(
             info.n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
         ),
-        "dry": lambda: _dry(vocab, s, _last_n(s.dry_penalty_last_n, n_ctx_train)),
         "top_n_sigma": lambda: lib.llama_sampler_init_top_n_sigma(s.top_n_sigma),
         "top_k": lambda: lib.llama_sampler_init_top_k(min(s.top_k, _INT_MAX)),
         "typ_p": lambda: lib.llama_sampler_init_typical(s.typical_p, keep),
@@ -276,15 +260,16 @@ def _makers(vocab: Any, info: ModelInfo, s: Sampling, seed: int, n_ctx_train: in
     }
 
 
-def _dry(vocab: Any, sampling: Sampling, last_n: int) -> Any:
-    breakers = [text.encode("utf-8", "replace") for text in sampling.dry_sequence_breakers]
-    array = (ctypes.c_char_p * len(breakers))(*breakers)
-    return lib.llama_sampler_init_dry(
-        vocab,
+def uses_dry(sampling: Sampling) -> bool:
+    """Whether a chain of these settings has a DRY sampler that does something."""
+    return sampling.dry_multiplier != 0 and not sampling.mirostat and "dry" in sampling.samplers
+
+
+def dry_settings(sampling: Sampling, n_ctx_train: int) -> Dry:
+    return Dry(
         sampling.dry_multiplier,
         sampling.dry_base,
         min(sampling.dry_allowed_length, _INT_MAX),
-        last_n,
-        array,
-        len(breakers),
+        _last_n(sampling.dry_penalty_last_n, n_ctx_train),
+        sampling.dry_sequence_breakers,
     )

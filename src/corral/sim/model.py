@@ -93,9 +93,9 @@ class SimModel:
             faults or Faults(),
         )
 
-    def check_grammar(self, text: str) -> None:
-        if text:
-            literal_tokens(text, self._tokenizer)
+    def prepare(self, sampling: Sampling, n: int) -> None:
+        if sampling.grammar:
+            literal_tokens(sampling.grammar, self._tokenizer)
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SimSampler:
         """Raises InvalidRequest for a grammar that is not one literal."""

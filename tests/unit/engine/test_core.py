@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from corral.config import ContextConfig, EngineConfig
+from corral.engine import core as core_module
 from corral.engine.core import Engine
 from corral.errors import CorralError, ExceedContext, InvalidRequest, ServerError, Unavailable
 from corral.events import Event, Failed, Finished, StopReason
@@ -187,3 +188,20 @@ def test_generated_text_is_shown_only_when_asked_for() -> None:
             made.step()
         assert bool(made.snapshot.slots[0].generated) is show_text
         made.close()
+
+
+def test_what_samplers_of_waiting_tasks_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "MAX_HELD_BYTES", 250)
+    core = engine(n_slots=1)
+    heavy = [replace(task(i), sampling=Sampling(temperature=0, logit_bias=[(5, -1.0)] * 10)) for i in range(1, 6)]
+    assert heavy[0].sampling.held_bytes == 120
+    for one in heavy[:3]:
+        core.submit((one,))
+    core.submit((task(9),))
+    found = ends(core)
+    assert isinstance(found[TaskId(2)], Finished) and isinstance(found[TaskId(9)], Finished)
+    refused = found[TaskId(3)]
+    assert isinstance(refused, Failed) and isinstance(refused.error, Unavailable)
+    assert "of tasks that wait take" in str(refused.error) and refused.error.retry_after_s is not None
+    core.submit((heavy[3],))
+    assert isinstance(ends(core)[TaskId(4)], Finished)

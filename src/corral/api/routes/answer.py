@@ -34,13 +34,13 @@ def read_checked_chat(fields: Fields, service: Service) -> Chat:
     asked = read_chat(fields, service)
     check_settings(asked.params.n, asked.params)
     check_n_probs(asked.params.n, asked.params, service.runtime.n_ctx_slot)
-    check_held(asked.params.sampling, service)
+    prepare(asked.params.sampling, asked.params.n, service)
     return asked
 
 
-def check_held(sampling: Sampling, service: Service) -> None:
-    """Compile what text is held to, here and not on the engine's thread, which then finds it. Raises InvalidRequest."""
-    service.runtime.model.check_grammar(sampling.grammar)
+def prepare(sampling: Sampling, n_tasks: int, service: Service) -> None:
+    """What takes long is compiled here and not on the engine's thread, which then finds it. Raises InvalidRequest."""
+    service.runtime.model.prepare(sampling, n_tasks)
     if sampling.constraint is not None:
         service.runtime.model.new_matcher(sampling.constraint)
 
@@ -54,7 +54,7 @@ def read_checked_prompts(fields: Fields, service: Service) -> tuple[list[Prompt]
     check_n_tasks(len(prompts), params.n, runtime)
     check_settings(len(prompts) * params.n, params)
     check_n_probs(len(prompts) * params.n, params, runtime.n_ctx_slot)
-    check_held(params.sampling, service)
+    prepare(params.sampling, len(prompts) * params.n, service)
     thoughts = read_tagged_budget(fields, service.server, tokenizer)
     return prompts, replace(params, sampling=replace(params.sampling, thoughts=thoughts))
 

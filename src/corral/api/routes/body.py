@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 INLINE_BYTES = 4096
 """Longer bodies are parsed and tokenised by a worker thread: they would hold up everybody's tokens."""
-SLOW = re.compile(rb"grammar|json_schema|format|regex|lark|tools|previous_response_id|\\u")
+SLOW = re.compile(rb"grammar|dry_|json_schema|format|regex|lark|tools|previous_response_id|\\u")
 """So are bodies with what must be compiled, which takes time, also if a name is written with escapes, and those that
 need what a file holds."""
 
@@ -31,7 +31,7 @@ async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
     A client that leaves while its body waits for a worker costs nothing more.
     """
     raw = await raw_body(request)
-    if len(raw) <= INLINE_BYTES and not SLOW.search(raw):
+    if len(raw) <= INLINE_BYTES and service_of(request).reads_inline and not SLOW.search(raw):
         return read(Fields(parse_object(raw)))
     reading = service_of(request).lanes.work(len(raw), lambda: read(Fields(parse_object(raw))))
     return await while_there(request, reading)

@@ -7,7 +7,7 @@ from corral.config import MIB
 from corral.errors import InvalidRequest
 from corral.runtime import Runtime
 
-MAX_SETTINGS_BYTES = 32 * MIB
+MAX_SETTINGS_BYTES = 64 * MIB
 BYTES_PER_BIAS = 30
 N_PROBS_FREE = 100
 MAX_PROBS = 1_000_000
@@ -28,12 +28,12 @@ def check_settings(n_tasks: int, params: Params) -> None:
     """Raises InvalidRequest for long grammars, biases and the like in many completions: each keeps and tells them."""
     sampling, limits = params.sampling, params.limits
     constraint = sampling.constraint
-    n_chars = len(sampling.grammar) + (len(constraint.text) if constraint else 0) + sum(map(len, limits.stop))
-    n_bytes = n_chars + BYTES_PER_BIAS * len(sampling.logit_bias)
+    n_chars = (len(constraint.text) if constraint else 0) + sum(map(len, limits.stop))
+    n_bytes = n_chars + BYTES_PER_BIAS * len(sampling.logit_bias) + sampling.held_bytes
     if n_tasks > 1 and n_tasks * n_bytes > MAX_SETTINGS_BYTES:
         raise InvalidRequest(
-            f"{n_tasks} completions with {n_bytes} bytes of grammar, schema, stop strings and logit_bias each are "
-            f"{n_tasks * n_bytes} bytes; at most {MAX_SETTINGS_BYTES} are possible: ask for fewer at once"
+            f"{n_tasks} completions take {n_bytes} bytes each for grammar, schema, DRY's breakers, stop strings and "
+            f"logit_bias, {n_tasks * n_bytes} in all; at most {MAX_SETTINGS_BYTES} are possible: ask for fewer at once"
         )
 
 

@@ -16,7 +16,7 @@ from corral.ports import Tokenizer
 from corral.tasks import SAMPLERS, Sampling
 
 MAX_SAMPLERS = 64
-MAX_BREAKERS = 64
+MAX_BREAKERS = 16
 """Each of DRY's breakers is looked for in the whole vocabulary."""
 
 log = logging.getLogger("corral.api")
