@@ -235,11 +235,37 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+class TokenSet(Protocol):
+    """Some tokens of the vocabulary, the caller's to change."""
+
+    def __contains__(self, token: Token) -> bool: ...
+
+    def among(self, tokens: NDArray[np.intp]) -> Mask:
+        """Which of these tokens are in it."""
+        ...
+
+    @property
+    def flags(self) -> Mask:
+        """Of every token, shape (n_vocab,)."""
+        ...
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    def add(self, token: Token) -> None: ...
+
+    def discard(self, token: Token) -> None: ...
+
+    def keep(self, other: TokenSet) -> None:
+        """Only what is in the other set, too."""
+        ...
+
+
 class Matcher(Protocol):
     """Where a text stands in what it is held to. Used by one thread."""
 
-    def allowed(self) -> Mask:
-        """The tokens that can come next, shape (n_vocab,), the caller's to change; ends only where the text may end.
+    def allowed(self) -> TokenSet:
+        """The tokens that can come next; ends only where the text may end. The next call changes what this one gave.
 
         Raises InvalidRequest where the text cannot go on or it takes too long to tell.
         """

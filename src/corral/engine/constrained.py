@@ -6,18 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import takewhile
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from corral.engine.triggers import Watch, new_watch
 from corral.errors import InvalidRequest
+from corral.guidance.token_set import TokenBits
 from corral.ids import Token
-from corral.ports import Matcher, Tokenizer
+from corral.ports import Matcher, Tokenizer, TokenSet
 from corral.tasks import Constraint
-
-if TYPE_CHECKING:
-    from corral.ports import Mask
 
 
 class Phase(Enum):
@@ -55,7 +50,7 @@ class Constrained:
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._bans = frozenset(banned)
-        self._banned = np.fromiter(self._bans, np.intp)
+        self._kept = TokenBits.all_but(self._bans, tokenizer.n_vocab) if self._bans else None
         self._eog = frozenset(eog)
         self._after = constraint.after.encode()
         self._watch = new_watch(constraint.triggers, constraint.with_trigger)
@@ -81,16 +76,18 @@ class Constrained:
         """The text is whole and nothing more can come."""
         return self.phase is Phase.HELD and self._matcher.is_complete
 
-    def allowed(self) -> Mask | None:
-        """The tokens that can come next, shape (n_vocab,); None: all. Raises InvalidRequest if there is none."""
-        mask = self._wanted()
-        if mask is None:
+    def allowed(self) -> TokenSet | None:
+        """The tokens that can come next; None: all. Raises InvalidRequest if there is none."""
+        wanted = self._wanted()
+        if wanted is None:
             return None
-        n_wanted = np.count_nonzero(mask)
-        mask[self._banned] = False
-        if not mask.any():
-            raise _nothing_left(bool(n_wanted))
-        return mask
+        if wanted.is_empty:
+            raise _nothing_left(is_banned=False)
+        if self._kept is not None:
+            wanted.keep(self._kept)
+            if wanted.is_empty:
+                raise _nothing_left(is_banned=True)
+        return wanted
 
     def forced(self) -> list[Token]:
         """Tokens that come next in any case, up to one that is banned; maybe none."""
@@ -98,26 +95,19 @@ class Constrained:
             return []
         return list(takewhile(lambda token: token not in self._bans, self._matcher.forced()))
 
-    def _wanted(self) -> Mask | None:
+    def _wanted(self) -> TokenSet | None:
         match self.phase:
             case Phase.HELD:
                 return self._matcher.allowed()
             case Phase.OPENING if not self._has_triggers:
-                mask = self._all_false() if self._n_opened else self._matcher.allowed()
-                mask[self._opener[self._n_opened]] = True
-                return mask
+                n_vocab = self._tokenizer.n_vocab
+                opening = TokenBits.none(n_vocab) if self._n_opened else self._matcher.allowed()
+                opening.add(self._opener[self._n_opened])
+                return opening
             case Phase.REASONING if not self._has_triggers:
-                return self._all_but_ends()
+                # an end in the reasoning would be one without what was asked for
+                return TokenBits.all_but(self._eog, self._tokenizer.n_vocab)
         return None
-
-    def _all_false(self) -> Mask:
-        return np.zeros(self._tokenizer.n_vocab, np.bool_)
-
-    def _all_but_ends(self) -> Mask:
-        """An end in the reasoning would be one without what was asked for."""
-        mask = np.ones(self._tokenizer.n_vocab, np.bool_)
-        mask[list(self._eog)] = False
-        return mask
 
     def refuses(self, token: Token) -> bool:
         """Whether the token ends what is free and goes on with something that the constraint does not allow."""
@@ -186,7 +176,7 @@ class Constrained:
         return _Ahead(Phase.HELD, b"", replace(self._watch, rest=behind))
 
 
-def _nothing_left(is_banned: bool) -> InvalidRequest:
+def _nothing_left(*, is_banned: bool) -> InvalidRequest:
     if is_banned:
         return InvalidRequest("no token is left: logit_bias and ignore_eos ban all that the constraint allows next")
     return InvalidRequest("no token is left: none of the vocabulary is what the constraint wants next")

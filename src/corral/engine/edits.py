@@ -62,6 +62,8 @@ class Edits:
 
     def touches(self, token: Token) -> bool:
         """Whether a bias is on the token."""
+        if not len(self._biased):
+            return False
         at = int(np.searchsorted(self._biased, token))
         return at < len(self._biased) and int(self._biased[at]) == token
 

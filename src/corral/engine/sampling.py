@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from corral.engine.constrained import Constrained, Phase
 from corral.engine.edits import FLOAT32_MAX, Edits, undo
+from corral.engine.find import find
 from corral.engine.probs import (
     Candidates,
     Filter,
     Floats,
     Kept,
     candidates,
-    candidates_of_all,
     draw,
     draw_listed,
     keep_of_all,
@@ -31,12 +31,10 @@ from corral.engine.probs import (
 from corral.engine.thoughts import Thoughts
 from corral.errors import CorralError, InvalidRequest
 from corral.events import Ranked
+from corral.guidance.token_set import TokenBits
 from corral.ids import Token
-from corral.ports import Model, Picked, Sampler
+from corral.ports import Model, Picked, Sampler, TokenSet
 from corral.tasks import DEFAULT_SAMPLERS, Sampling
-
-if TYPE_CHECKING:
-    from corral.ports import Mask
 
 T = TypeVar("T")
 
@@ -88,7 +86,7 @@ class RowSampler:
         self.constrained = constrained
         self.thoughts = thoughts
         self._run: list[Token] | None = None
-        self.allowed: Mask | None = None
+        self.allowed: TokenSet | None = None
         self.error: CorralError | None = None
         self.end = end
         self.sampling = sampling
@@ -133,7 +131,7 @@ class RowSampler:
     def _takes(self, token: Token) -> bool:
         """What text is held to is stronger than what must come."""
         is_held = self.constrained is not None and self.constrained.phase is Phase.HELD
-        if is_held and not (self.prepare() and self.allowed is not None and self.allowed[token]):
+        if is_held and not (self.prepare() and self.allowed is not None and token in self.allowed):
             return False
         return self.chain is None or self.chain.take(token)
 
@@ -151,7 +149,7 @@ class RowSampler:
 
     def is_likeliest(self, token: Token) -> bool:
         """Whether a token that is likeliest in the raw row still is: other tokens can only have become less likely."""
-        allowed = self.allowed is None or bool(self.allowed[token])
+        allowed = self.allowed is None or token in self.allowed
         return allowed and self.edits.only_bans and not self.edits.touches(token)
 
     def reading(self, row: Floats, read: Callable[[Floats], T]) -> T:
@@ -166,7 +164,7 @@ class RowSampler:
         """The k likeliest that may be drawn, fewer where fewer are allowed."""
         if self.allowed is None:
             return self.reading(row, partial(candidates, k=k))
-        tokens = self.allowed.nonzero()[0]
+        tokens = self.allowed.flags.nonzero()[0]
         best, logits = candidates(self.reading(row, lambda edited: edited[tokens]), k)
         return tokens[best], logits
 
@@ -174,7 +172,7 @@ class RowSampler:
         """What the filter keeps of all that may be drawn."""
         if self.allowed is None:
             return self.reading(row, partial(keep_wide, f=f))
-        tokens = self.allowed.nonzero()[0]
+        tokens = self.allowed.flags.nonzero()[0]
         kept = keep_wide(self.reading(row, lambda edited: edited[tokens]), f)
         return Kept(tokens[kept.tokens], kept.weights)
 
@@ -330,8 +328,8 @@ def _redrawn(logits: Floats, i: int, sampler: RowSampler, pick: Picked) -> Picke
     """Draws again while a token ends what is free and goes on with what the constraint does not allow."""
     while sampler.constrained is not None and sampler.error is None and sampler.constrained.refuses(pick.token):
         if sampler.allowed is None:
-            sampler.allowed = np.ones(logits.shape[1], np.bool_)
-        sampler.allowed[pick.token] = False
+            sampler.allowed = TokenBits.all_but((), logits.shape[1])
+        sampler.allowed.discard(pick.token)
         pick = _pick_all(logits, [(i, sampler)])[0]
     return pick
 
@@ -365,22 +363,16 @@ def _draw_narrow(logits: Floats, draws: Sequence[_Draw]) -> dict[int, Picked]:
 
 
 def _find(logits: Floats, draws: Sequence[_Draw]) -> Candidates:
-    """The candidates of all draws as a table: found together if rows lie side by side and ask for the same number."""
-    k, first, n = draws[0].filter.top_k, draws[0].i, len(draws)
-    is_alike = all(d.sampler.allowed is None and d.filter.top_k == k for d in draws)
-    if n > 1 and is_alike and [d.i for d in draws] == list(range(first, first + n)):
-        edits = [d.sampler.edits.apply(d.raw) for d in draws]
-        try:
-            return candidates_of_all(logits[first : first + n], k)
-        finally:
-            for d, edit in zip(draws, edits, strict=True):
-                undo(d.raw, edit)
-    return table([d.sampler.candidates(d.raw, d.filter.top_k) for d in draws])
+    """The candidates of all draws as a table."""
+    k = draws[0].filter.top_k
+    if any(d.filter.top_k != k for d in draws):
+        return table([d.sampler.candidates(d.raw, d.filter.top_k) for d in draws])
+    return find(logits, [(d.i, d.sampler) for d in draws], k)
 
 
 def _chained(sampler: RowSampler, chain: Sampler, row: Floats) -> Picked:
     try:
-        return chain.pick(row, sampler.allowed)
+        return chain.pick(row, None if sampler.allowed is None else sampler.allowed.flags)
     except CorralError as error:  # it is this task's alone: the others of the step have their tokens
         sampler.error = error
         return Picked(sampler.end)

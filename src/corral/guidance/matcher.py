@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from llguidance import LLMatcher
 
 from corral.errors import InvalidRequest
+from corral.guidance.token_set import TokenBits, n_words
 from corral.guidance.trial import plain
 from corral.guidance.vocabulary import Vocabulary
 from corral.ids import Token
 from corral.tasks import ConstraintKind
-
-if TYPE_CHECKING:
-    from corral.ports import Mask
 
 
 class GuidedMatcher:
@@ -24,14 +20,14 @@ class GuidedMatcher:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._kind = kind
-        self._bits = np.zeros((vocabulary.n_vocab + 31) // 32, np.uint32)
+        self._bits = np.zeros(n_words(vocabulary.n_vocab), np.uint32)
+        self._address = self._bits.ctypes.data
 
-    def allowed(self) -> Mask:
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+    def allowed(self) -> TokenBits:
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         if self._matcher.is_error():
             raise self._given_up()
-        n_vocab = self._vocabulary.n_vocab
-        return np.unpackbits(self._bits.view(np.uint8), count=n_vocab, bitorder="little").view(np.bool_)
+        return TokenBits(self._bits, self._vocabulary.n_vocab)
 
     def accept(self, token: Token) -> None:
         if not self._matcher.consume_token(token):

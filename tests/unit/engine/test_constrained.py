@@ -25,16 +25,17 @@ def constrained(constraint: Constraint, banned: Sequence[int] = ()) -> Constrain
 def say(held: Constrained, text: str) -> None:
     for token in MODEL.tokenizer.tokenize(text, add_special=False, parse_special=True):
         allowed = held.allowed()
-        assert allowed is None or allowed[token], f"{text}: {token} is not allowed"
+        assert allowed is None or token in allowed, f"{text}: {token} is not allowed"
         assert not held.refuses(token)
         held.accept(token)
 
 
 def allowed(held: Constrained) -> str | None:
     """The allowed ASCII characters, "." for an end; None: everything."""
-    mask = held.allowed()
-    if mask is None:
+    found = held.allowed()
+    if found is None:
         return None
+    mask = found.flags
     return "".join(chr(t) for t in np.flatnonzero(mask[:128])) + ("." if mask[EOS] else "")
 
 
@@ -49,8 +50,10 @@ def test_it_holds_from_the_first_token() -> None:
 
 def test_behind_thoughts_that_are_open() -> None:
     held = constrained(Constraint(REGEX, "ab", after="</think>"))
-    everything = held.allowed()
-    assert everything is not None and not everything[[EOS, IM_END]].any() and everything.sum() == len(everything) - 2
+    found = held.allowed()
+    assert found is not None
+    everything = found.flags
+    assert not everything[[EOS, IM_END]].any() and everything.sum() == len(everything) - 2
     say(held, "hm {</think")
     assert len(allowed(held) or "") == 128
     say(held, ">")

@@ -68,7 +68,7 @@ class Walker:
         for n in range(3000):
             if held.is_complete:
                 break
-            allowed = np.flatnonzero(held.allowed()).tolist()
+            allowed = np.flatnonzero(held.allowed().flags).tolist()
             if EOS in allowed and (random.random() < 0.4 or n > 300 or len(allowed) == 1):
                 break
             for token in self._step(held, [t for t in allowed if t not in (BOS, EOS)], random, n):
