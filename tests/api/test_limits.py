@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -395,3 +396,45 @@ def _watched(make: Callable[..., Any], threads: list[str]) -> Callable[..., Any]
         return make(*args)
 
     return watched
+
+
+def test_headers_have_a_limit(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"X-Long": "x" * 60_000}).status_code == 200
+    assert http.get("/health?" + "x" * 60_000).status_code == 200
+    chunked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    heads = (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"GET /health?")
+    for first in (*heads, chunked + b"2;x=", chunked + b"2\r\n{}\r\n0\r\nX-Long: "):
+        with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+            sent = 0
+            with contextlib.suppress(OSError):  # it is closed from there
+                sock.sendall(first)
+                while sent < 64 * MIB:
+                    sock.sendall(b"x" * 4096)
+                    sent += 4096
+                    if select.select([sock], [], [], 0)[0]:
+                        break
+            assert sent < 4 * MIB
+            with contextlib.suppress(ConnectionResetError):
+                assert b"HTTP/1.1 431 " in sock.recv(4096)
+
+
+def test_a_body_may_come_in_chunks_of_a_byte(http: httpx.Client) -> None:
+    body = json.dumps({"content": "x" * 30_000}).encode()
+    reply = http.post("/tokenize", content=(body[i : i + 1] for i in range(len(body))))
+    assert len(reply.json()["tokens"]) == 30_000
+
+
+def test_many_requests_may_come_at_once(http: httpx.Client) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 4000)
+        got = b""
+        while got.count(b"HTTP/1.1 200 OK") < 4000:
+            part = sock.recv(1 << 16)
+            assert part
+            got += part
+
+
+def test_on_one_connection_each_request_may_have_long_headers(http: httpx.Client) -> None:
+    for _ in range(5):
+        reply = http.post("/tokenize", json={"content": "x" * 50_000}, headers={"X-Long": "x" * 40_000})
+        assert reply.status_code == 200

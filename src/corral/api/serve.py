@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corral.api.gate import STOPPING
+from corral.api.protocol import LimitedHttp
 from corral.config import ServerConfig
 
 KEEP_ALIVE_S = 60
@@ -129,7 +130,7 @@ def _address(sock: socket.socket, server: ServerConfig) -> str:
 def _config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=LimitedHttp,
         ws="none",
         lifespan="off",
         access_log=False,
