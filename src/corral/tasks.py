@@ -272,7 +272,7 @@ class SlotAction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheAction:
-    """CACHE_PIN keeps the prompt of ``task``, which was computed.
+    """CACHE_PIN keeps the prompt of ``task`` as soon as it is computed.
 
     CACHE_UNPIN lets ``pin`` go, CACHE_LIST tells what is kept. ``key`` is who asks: with ``all_tenants`` the pins and
     prefixes of others are seen, too. ``show_tokens`` lists tokens.

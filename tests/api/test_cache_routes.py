@@ -234,7 +234,7 @@ def test_pins_that_have_nothing_in_common_begin_in_the_next_step(monkeypatch: py
         until(lambda: len(passes.rows) == 1, "a pass is running")
         pins = [send_raw(http, {"prompt": letter * 60}, "/cache/pin") for letter in "abc"]
         inbox = runtime.engine._inbox
-        until(lambda: len(inbox._messages) == 3, "all three are asked for")
+        until(lambda: len(inbox._messages) == 6, "all three are asked for, each to be computed and to be kept")
         passes.let_through()
         until(lambda: len(passes.rows) == 2, "the next pass is running")
         assert len(passes.rows[1]) == 4

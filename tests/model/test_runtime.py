@@ -19,7 +19,7 @@ from corral.events import Event, Failed, Finished, SlotDone
 from corral.ids import SlotId, Token
 from corral.ops import SavedCheckpoint
 from corral.runtime import Runtime
-from corral.tasks import Limits, Sampling, SlotAction, Task, TaskKind
+from corral.tasks import CacheAction, Limits, Sampling, SlotAction, Task, TaskKind
 
 CONTEXT = ContextConfig(n_ctx=512, n_slots=2, n_rows=4, n_batch=64, n_ubatch=32, n_threads=1, n_threads_batch=1)
 
@@ -143,6 +143,27 @@ def test_after_a_restart_a_chat_goes_on_from_disk(
             assert runtime.engine.snapshot.counters.n_fetched == 1
             assert end.timings.n_cached == n_known
             assert end.tokens == answer(cold, other, cache_prompt=False).tokens
+
+
+@KINDS
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
+def test_a_pinned_prompt_outlasts_others(weights: Path, kind: str, unified: bool) -> None:
+    with served(weights, kind, unified) as runtime, served(weights, kind, unified) as cold:
+        pin(runtime, SYSTEM)
+        for i in range(8):
+            answer(runtime, (100 + i, *range(i, i + 200)))
+        for prompt, n_max in (((*SYSTEM, *range(161, 170)), 9), (SYSTEM, 4)):
+            end = answer(runtime, prompt)
+            assert 1 <= end.timings.n_prompt <= n_max
+            assert end.tokens == answer(cold, prompt, cache_prompt=False).tokens
+
+
+def pin(runtime: Runtime, prompt: tuple[Token, ...]) -> None:
+    engine = runtime.engine
+    task = Task(engine.new_task_id(), prompt, sampling=Sampling(temperature=0.0), limits=Limits(n_predict=0))
+    engine.submit([(task,)], lambda _: None)
+    action = CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task)
+    assert asyncio.run(asyncio.wait_for(engine.act_on_cache(action), 60)).pin
 
 
 def save(runtime: Runtime, end: Finished, path: Path) -> None:

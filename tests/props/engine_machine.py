@@ -327,7 +327,6 @@ class Player:
                 del self.open[event.task_id]
                 self.finished[event.task_id] = heard.task, event
                 self._check_answer(heard, event)
-                self.operators.was_computed(heard.task)
             case Failed():
                 del self.open[event.task_id]
                 self.failed[event.task_id] = event

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.props.answers import ADAPTERS, n_alike
-from tests.props.histories import Erase, Pin, Restore, Save, Unpin
+from tests.props.histories import Erase, Pin, Restore, Save, Submit, Unpin
 
 from corral.engine import slot_file
 from corral.engine.offers import offers
@@ -15,7 +15,7 @@ from corral.engine.slot_file import SlotFile
 from corral.errors import CorralError, InvalidRequest, NotFound, ServerError, Unavailable
 from corral.events import CacheDone, Failed, SlotDone
 from corral.ids import CacheKey, SlotId, TaskId, Token
-from corral.tasks import CacheAction, SlotAction, Task, TaskKind
+from corral.tasks import CacheAction, SlotAction, TaskKind
 
 if TYPE_CHECKING:
     from tests.props.engine_machine import Player
@@ -35,7 +35,7 @@ MAY_BE_TOLD: dict[TaskKind, tuple[tuple[type[CorralError], str], ...]] = {
     TaskKind.SLOT_ERASE: ((InvalidRequest, "holds what another API key sent"),),
     TaskKind.CACHE_PIN: (
         (InvalidRequest, "more than half of"),
-        (Unavailable, "evicted before it could be pinned"),
+        (Unavailable, "the prefix is not there"),
         (ServerError, "no room in the KV cache"),
     ),
     TaskKind.CACHE_UNPIN: (),
@@ -51,13 +51,12 @@ class Operators:
         self.pins: dict[str, tuple[CacheKey, tuple[Token, ...]]] = {}
         self.saved: list[SlotDone] = []
         self._player = player
-        self._to_pin: set[TaskId] = set()
 
     def ask(self, op: Pin | Unpin | Save | Restore | Erase) -> None:
         player = self._player
         match op:
             case Pin(what):
-                self._to_pin |= {*player.submit(replace(what, n=1, n_predict=0, cache_prompt=True, n_prompt_probs=-1))}
+                self._pin(replace(what, n=1, n_predict=0, cache_prompt=True, n_prompt_probs=-1))
             case Unpin(which):
                 if self.pins:
                     name = list(self.pins)[which % len(self.pins)]
@@ -79,16 +78,14 @@ class Operators:
         self.asked[action.id] = action
         self._player.engine.act(action)
 
-    def was_computed(self, task: Task) -> None:
-        """A prompt that is to be pinned is pinned now."""
-        if task.id in self._to_pin:
-            self._act(CacheAction(self._player.new_id(), TaskKind.CACHE_PIN, task=task))
+    def _pin(self, what: Submit) -> None:
+        (task,) = (self._player.open[task].task for task in self._player.submit(what))
+        self._act(CacheAction(self._player.new_id(), TaskKind.CACHE_PIN, task=task))
 
     def forget(self) -> None:
         """The engine is another one."""
         self.asked.clear()
         self.pins.clear()
-        self._to_pin.clear()
 
     def hear(self, event: SlotDone | CacheDone | Failed) -> None:
         action = self.asked.pop(event.task_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from corral.api.schemas.prompt import Prompt, check_fits, read_prompt
 from corral.api.service import Service
 from corral.config import ServerConfig
 from corral.engine.pins import check_room, pin_name, pinned_prefix
+from corral.engine.thread import TaskStream
 from corral.errors import CorralError, InvalidRequest, LoadError
 from corral.events import CacheDone, Failed, Finished, Timings
 from corral.ids import CacheKey, TenantId
@@ -71,21 +73,33 @@ def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: TenantI
 async def warm(service: Service, task: Task) -> Timings:
     """Compute what is not there. Raises the error of the task."""
     async with service.runtime.engine.stream([(task,)]) as events:
-        async for event in events:
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Finished):
-                return event.timings
+        return await _timings(events)
+
+
+async def _timings(events: TaskStream) -> Timings:
+    async for event in events:
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            return event.timings
     raise AssertionError("the stream ended without an end")
 
 
 async def pin(service: Service, task: Task) -> tuple[CacheDone, Timings]:
-    """Compute and keep, if there is room by now. Raises InvalidRequest or the error of the task."""
+    """Compute and keep, if there is room by then. Raises InvalidRequest or the error of the task.
+
+    Both are asked for at once: a row that ends where the prompt does is what others that begin with it go on with.
+    """
     engine = service.runtime.engine
     _check_room(service, task)
-    timings = await warm(service, task)
-    action = CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task)
-    return await engine.act_on_cache(action), timings
+    async with engine.stream([(task,)]) as events:
+        action = CacheAction(engine.new_task_id(), TaskKind.CACHE_PIN, task=task)
+        kept = asyncio.ensure_future(engine.act_on_cache(action))
+        try:
+            timings = await _timings(events)
+            return await kept, timings
+        finally:
+            kept.cancel()
 
 
 def _check_room(service: Service, task: Task) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from corral.engine.adapted import plain
 from corral.engine.books import Books
+from corral.engine.checkpoints import NEAR
 from corral.engine.ledger import Holder, Tier
+from corral.engine.offers import on_path
 from corral.engine.pins import Pin, check_room, pin_name, pinned_prefix
 from corral.engine.publish import pinned
 from corral.engine.slot import Memory
 from corral.engine.slot_work import SlotWork, n_whole, tenant_of, whole_snapshot
 from corral.errors import CorralError, NotFound, ServerError, Unavailable
 from corral.events import CacheDone, End, Failed, Kept
-from corral.ids import CacheKey, RowId, SnapshotId, TaskId
+from corral.ids import CacheKey, RowId, SnapshotId, TaskId, Token
 from corral.ports import AdapterInfo
 from corral.tasks import CacheAction, Task, TaskKind
 
@@ -34,7 +36,14 @@ class CacheWork:
     @property
     def is_ready(self) -> bool:
         """Whether ``run`` would do something."""
-        return bool(self._waiting)
+        return bool(self._ready())
+
+    def _ready(self) -> list[CacheAction]:
+        """A prompt that is being computed is pinned in the step after: nobody gets its row before."""
+        if not any(a.task for a in self._waiting):
+            return self._waiting
+        there = {task.id for task in self._books.queued()} | {w.task.id for w in self._books.generations()}
+        return [a for a in self._waiting if a.task is None or a.task.id not in there]
 
     def add(self, action: CacheAction) -> None:
         self._waiting.append(action)
@@ -47,9 +56,10 @@ class CacheWork:
         return [a.id for a in self._waiting]
 
     def run(self) -> list[End]:
-        """Do what is asked, in order of arrival."""
-        actions, self._waiting = self._waiting, []
-        return [self._do(action) for action in actions]
+        """Do what can be done now, in order of arrival."""
+        ready = self._ready()
+        self._waiting = [a for a in self._waiting if a not in ready]
+        return [self._do(action) for action in ready]
 
     def _do(self, action: CacheAction) -> End:
         self._forget_lost()
@@ -80,39 +90,51 @@ class CacheWork:
         key, tokens = pinned_prefix(task, self._adapters)
         name = pin_name(key, tokens)
         if name in self._books.pins:
-            return CacheDone(action.id, name, self._bytes(self._books.pins[name].snapshot))
+            return self._pinned(action, name)
         check_room(len(tokens), pinned(self._books), self._books.traits, self._books.config.cache_ram_bytes)
         memory = Memory(key, list(tokens), task.cache_key)
         if n_whole(self._books.ledger, memory) < len(tokens):
-            raise Unavailable("the prefix was evicted before it could be pinned; try again", retry_after_s=1)
+            raise Unavailable("the prefix is not there, or not any more, and cannot be pinned", retry_after_s=1)
         draft = self._slot_work.draft()
         snapshot, _ = whole_snapshot(draft, memory, len(tokens))
         self._slot_work.carry_out(draft, ServerError("the prefix could not be copied to RAM"))
-        self._books.ledger.pin(snapshot)
-        self._books.pins[name] = Pin(key, tokens, snapshot)
-        return CacheDone(action.id, name, self._bytes(snapshot))
+        self._books.pins[name] = Pin(key, tokens, snapshot, self._checkpoint(key, tokens))
+        self._hold_pins()
+        return self._pinned(action, name)
+
+    def _checkpoint(self, key: CacheKey, tokens: tuple[Token, ...]) -> SnapshotId | None:
+        """The last one of a pinned prefix, if it is near its end."""
+        ledger = self._books.ledger
+        marks = on_path(ledger, key, tokens, n_max=1)
+        return marks[0] if marks and len(tokens) - ledger.snapshot_length(marks[0]) <= NEAR else None
+
+    def _hold_pins(self) -> None:
+        """Pins share what they rest on, and checkpoints."""
+        for pin in self._books.pins.values():
+            for part in pin.parts:
+                if part in self._books.store:
+                    self._books.ledger.pin(part)
+
+    def _pinned(self, action: CacheAction, name: str) -> CacheDone:
+        return next(CacheDone(action.id, name, pin.n_bytes) for pin in pinned(self._books) if pin.name == name)
 
     def _unpin(self, action: CacheAction) -> CacheDone:
         pin = self._books.pins.get(action.pin)
         if pin is None or not self._may_see(action, pin.key):
             raise NotFound(f"there is no pin {action.pin}")
         del self._books.pins[action.pin]
-        ledger = self._books.ledger
-        ledger.pin(pin.snapshot, False)
-        for other in self._books.pins.values():  # one may rest on the other
-            ledger.pin(other.snapshot)
+        for part in pin.parts:
+            self._books.ledger.pin(part, False)
+        self._hold_pins()
         return CacheDone(action.id, action.pin)
 
     def _may_see(self, action: CacheAction, key: CacheKey) -> bool:
         return action.all_tenants or tenant_of(key) == tenant_of(action.key)
 
-    def _bytes(self, snapshot: SnapshotId) -> int:
-        return self._books.ledger.snapshot_bytes(snapshot)
-
     # --- list ------------------------------------------------------------------------------------------------------
 
     def _list(self, action: CacheAction) -> Iterator[Kept]:
-        ledger, pins = self._books.ledger, {pin.snapshot: name for name, pin in self._books.pins.items()}
+        ledger, pins = self._books.ledger, {p: name for name, pin in self._books.pins.items() for p in pin.parts}
         holders = sorted(ledger.all_holders(), key=lambda h: -ledger.used_at(h))
         for recency, holder in enumerate(holders):
             key = ledger.holder_key(holder)

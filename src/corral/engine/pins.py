@@ -11,7 +11,7 @@ from corral.engine.slot import prefix_key
 from corral.engine.state import Pinned
 from corral.errors import InvalidRequest
 from corral.ids import CacheKey, SnapshotId, Token
-from corral.ports import AdapterInfo, MemoryTraits
+from corral.ports import AdapterInfo, MemoryTraits, Rollback
 from corral.tasks import Task
 
 MAX_PINNED = 0.5
@@ -20,11 +20,20 @@ MAX_PINNED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A prefix that stays in RAM as ``snapshot``, whatever becomes of rows that hold it."""
+    """A prefix that stays in RAM as ``snapshot``, whatever becomes of rows that hold it.
+
+    Where that cannot be cut, a ``checkpoint`` shortly before its end stays with it, for who parts from it there: the
+    same text as a whole prompt, or one whose last word goes on.
+    """
 
     key: CacheKey
     tokens: tuple[Token, ...]
     snapshot: SnapshotId
+    checkpoint: SnapshotId | None = None
+
+    @property
+    def parts(self) -> tuple[SnapshotId, ...]:
+        return (self.snapshot,) if self.checkpoint is None else (self.snapshot, self.checkpoint)
 
 
 def pinned_prefix(task: Task, adapters: Sequence[AdapterInfo]) -> tuple[CacheKey, tuple[Token, ...]]:
@@ -50,7 +59,8 @@ def check_room(n: int, pins: Iterable[Pinned], traits: MemoryTraits, ram_bytes: 
             f"pins would hold {n_pinned} tokens, more than half of the {traits.n_cells} KV cells; "
             "unpin others (DELETE /cache/pin/{id}) or raise -c"
         )
-    n_bytes = n * traits.bytes_per_token + traits.bytes_per_row + sum(pin.n_bytes for pin in pins)
+    n_parts = 1 if traits.rollback is Rollback.ANY else 2
+    n_bytes = n * traits.bytes_per_token + n_parts * traits.bytes_per_row + sum(pin.n_bytes for pin in pins)
     if ram_bytes >= 0 and n_bytes > MAX_PINNED * ram_bytes:
         raise InvalidRequest(
             f"pins would take {n_bytes} bytes, more than half of the RAM tier's {ram_bytes}; "

@@ -38,7 +38,8 @@ def pinned(books: Books) -> Iterator[Pinned]:
     kept = set(books.ledger.snapshots()) if books.pins else ()
     for name, pin in books.pins.items():
         if pin.snapshot in kept:
-            yield Pinned(name, len(pin.tokens), books.ledger.snapshot_bytes(pin.snapshot))
+            n_bytes = sum(books.ledger.snapshot_bytes(part) for part in pin.parts if part in kept)
+            yield Pinned(name, len(pin.tokens), n_bytes)
 
 
 def _slot(slot: Slot, books: Books) -> SlotSnapshot:
