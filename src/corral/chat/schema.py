@@ -35,6 +35,11 @@ class Schema:
     root: Json
 
     @property
+    def parts(self) -> Iterator[Json]:
+        """The objects that hold together: the schema, what it refers to, what is in ``allOf``."""
+        return self._parts(_MAX_STEPS)
+
+    @property
     def types(self) -> frozenset[str]:
         """JSON types that a value may have; empty if nothing is known."""
         return self._types(_MAX_STEPS)
@@ -42,7 +47,7 @@ class Schema:
     @property
     def values(self) -> tuple[object, ...] | None:
         """All values that may be; None if they are not listed."""
-        for part in self._parts(_MAX_STEPS):
+        for part in self.parts:
             listed = part.get("enum")
             if isinstance(listed, list) and listed:
                 return tuple(listed)
@@ -53,7 +58,7 @@ class Schema:
     @property
     def alternatives(self) -> tuple[Schema, ...]:
         """The schemas one of which a value must fit, besides what else is said; empty if there are none."""
-        for part in self._parts(_MAX_STEPS):
+        for part in self.parts:
             for key in ("anyOf", "oneOf"):
                 listed = part.get(key)
                 if isinstance(listed, list) and listed:
@@ -63,7 +68,7 @@ class Schema:
     @property
     def items(self) -> Schema:
         """What items of a list are."""
-        for part in self._parts(_MAX_STEPS):
+        for part in self.parts:
             if isinstance(part.get("items"), dict):
                 return Schema(part["items"], self.root)
         return Schema(None, self.root)
@@ -71,7 +76,7 @@ class Schema:
     @property
     def n_items(self) -> tuple[int, int]:
         """How many items a list must and can have; -1: any number."""
-        parts = list(self._parts(_MAX_STEPS))
+        parts = list(self.parts)
         low = max((n for part in parts if isinstance(n := part.get("minItems"), int)), default=0)
         high = min((n for part in parts if isinstance(n := part.get("maxItems"), int)), default=-1)
         return max(low, 0), max(high, -1)
@@ -100,7 +105,6 @@ class Schema:
         return not types or kind in types or (kind == "integer" and "number" in types)
 
     def _parts(self, n_left: int) -> Iterator[Json]:
-        """The objects that hold together: the schema, what it refers to, what is in ``allOf``."""
         node = self.node
         if not isinstance(node, Mapping) or n_left == 0:
             return

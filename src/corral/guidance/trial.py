@@ -40,6 +40,11 @@ def fault_of(schema: object) -> str:
     return plain(LLMatcher.validate_grammar(json_grammar(schema), None))
 
 
+def lark_fault(grammar: str) -> str:
+    """Why a small grammar in lark does not compile, whatever the vocabulary; "" if it does."""
+    return plain(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), None))
+
+
 def plain(fault: str) -> str:
     """llguidance's message without what is for its developers."""
     if fault.startswith("NoExtension"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from corral.chat.formats.texts import without
 from corral.chat.schema import Json, Schema
 from corral.guidance.references import with_definitions
 from corral.guidance.trial import LAYOUT
@@ -13,6 +13,7 @@ from corral.guidance.trial import LAYOUT
 Literal = Callable[[str], str]
 """A text as terms of lark: control tokens in it become tokens."""
 
+_ANY_TEXT = r"/(?s:.*)/"
 SPACE = "space"
 """The rule of white space between marks."""
 MAX_ITEMS = 10_000
@@ -55,18 +56,22 @@ class Rules:
         node = schema.node if isinstance(schema.node, dict) else {}
         return json_of(with_definitions(node, schema.root))
 
-    def until(self, end: str, but_not_with: str = "") -> str:
-        """Any text, and the mark that ends it. ``but_not_with``: what the text must not begin with."""
-        terms = self.literal(end)
-        text = r"/(?s:.*)/"
-        if but_not_with:
-            text = self.add("TEXT", rf"/(?s:.*)/ & ~/{re.escape(but_not_with)}(?s:.*)/")
-        before, token, rest = terms.partition("<[")
+    def until(self, end: str, held: Sequence[str] = ()) -> str:
+        """Text, and the mark that ends it. ``held``: terminals that all hold for the text."""
+        before, token, rest = self.literal(end).partition("<[")
         if token and not before:
-            return f"{self.add('any', text)} {terms}"
+            return f"{self.add('any', self._text(held))} {token}{rest}"
         suffix = before.strip() if token else json.dumps(end, ensure_ascii=False)
-        chunk = self.add("until", text, f"[suffix={suffix}]")
-        return f"{chunk}+ {token}{rest}" if token else chunk
+        if not held:
+            chunk = self.add("until", _ANY_TEXT, f"[suffix={suffix}]")
+            return f"{chunk}+ {token}{rest}" if token else chunk
+        first_end = json.loads(suffix) if token else end.lstrip()
+        chunk = self.add("until", self._text([*held, without(first_end)]), f"[suffix={suffix}]")
+        return f"{chunk} {token}{rest}"
+
+    def _text(self, held: Sequence[str]) -> str:
+        """The terminal of any text, or of one that all of these hold for."""
+        return self.add("TEXT", " & ".join([_ANY_TEXT, *held])) if held else _ANY_TEXT
 
     def again(self, one: str, between: str, *, is_many: bool) -> str:
         """Once, or several times."""

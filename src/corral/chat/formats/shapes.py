@@ -18,6 +18,7 @@ from corral.chat.formats.python_calls import PythonCalls
 from corral.chat.formats.rules import SPACE, Rules, json_of
 from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import CDATA, CDATA_END, Tagged
+from corral.chat.formats.texts import not_with, text_terminals
 from corral.chat.formats.values import ElementValues, GemmaValues, PythonValues
 from corral.chat.schema import Json, Schema
 from corral.chat.tools import Tool
@@ -171,7 +172,7 @@ class Shapes:
         texts = self._texts(calls, schema)
         ways = []
         if may_be_text:
-            ways.append(f"{self._attributes(calls, is_text=True)} {before} {edge} {self._text(calls, texts)}")
+            ways.append(f"{self._attributes(calls, is_text=True)} {before} {edge} {self._text(calls, schema, texts)}")
         if types - {"string"} and (calls.tag_end or not may_be_text):
             attributes = self._attributes(calls, is_text=False)
             ways.append(f"{attributes} {before} {edge} {rules.json(schema)} {edge} {lit(calls.value_end)}")
@@ -195,16 +196,17 @@ class Shapes:
         others = [] if calls.tag_end else [json.dumps(one) for one in values if not isinstance(one, str)]
         return [*(one for one in values if isinstance(one, str)), *others]
 
-    def _text(self, calls: Tagged, texts: Sequence[str] | None) -> str:
+    def _text(self, calls: Tagged, schema: Schema, texts: Sequence[str] | None) -> str:
         """Text and the mark that ends it; one of ``texts`` if they are listed."""
         rules, lit = self.rules, self.rules.literal
         end = lit(calls.value_end)
         if texts is not None:
             return f"({' | '.join(map(lit, texts))}) {lit(_LINE_END) if calls.trims else ''} {end}"
+        held = text_terminals(schema) if schema.is_a("string") else []
         if not calls.cdata:
-            return rules.until(calls.value_end)
-        plain = rules.until(calls.value_end, but_not_with=CDATA)
-        return f"({lit(CDATA)} {rules.until(CDATA_END)} {end} | {plain})"
+            return rules.until((_LINE_END if held and calls.trims else "") + calls.value_end, held)
+        plain = rules.until(calls.value_end, [*held, not_with(CDATA)])
+        return f"({lit(CDATA)} {rules.until(CDATA_END, held)} {end} | {plain})"
 
     def _python_calls(self, calls: PythonCalls) -> Shape:
         rules, lit = self.rules, self.rules.literal

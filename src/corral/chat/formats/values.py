@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from corral.chat.formats.gemma import QUOTE
 from corral.chat.formats.minimax import ITEM, MARK, TAG
 from corral.chat.formats.rules import SPACE, Rules
+from corral.chat.formats.texts import text_terminals
 from corral.chat.schema import Schema
 
 COMMA = '"," " "?'
@@ -64,7 +65,7 @@ class GemmaValues(Values):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._text = rules.add("text", f"{rules.literal(QUOTE)} {rules.until(QUOTE)}")
+        self._text = rules.add("text", self._between_quotes())
         self._any = rules.reserve("anything")
         pair = rules.add("pair", rf'/[^\s:{{}}\[\],"<]{{1,64}}/ ":" {self._any}')
         self._any_object = rules.add("dict", f'"{{" {rules.items(pair, COMMA, (0, -1))} "}}"')
@@ -75,11 +76,14 @@ class GemmaValues(Values):
     def arguments(self, schema: Schema) -> str:
         return self._any_object if schema.members.is_open else self.object(schema)
 
+    def _between_quotes(self, held: Sequence[str] = ()) -> str:
+        return f"{self.rules.literal(QUOTE)} {self.rules.until(QUOTE, held)}"
+
     def constant(self, value: object) -> str:
         return self.rules.literal(_gemma(value))
 
     def text(self, schema: Schema) -> str:
-        return self._text
+        return self._between_quotes(held) if (held := text_terminals(schema)) else self._text
 
     def array(self, schema: Schema) -> str:
         return f'"[" {self.rules.items(self.value(schema.items), COMMA, schema.n_items)} "]"'
@@ -166,7 +170,7 @@ class ElementValues(Values):
         return f"{self.rules.literal(text)} {self._mark}"
 
     def text(self, schema: Schema) -> str:
-        return self._text
+        return self.rules.until(MARK, held) if (held := text_terminals(schema)) else self._text
 
     def array(self, schema: Schema) -> str:
         item = self.rules.add("item", self._element(ITEM, schema.items))

@@ -153,6 +153,30 @@ def test_arguments_that_are_not_json_fit_their_schema_too(format: Format, write:
         assert not held.would_accept(bad.encode()), bad
 
 
+@pytest.mark.parametrize(("format", "write", "v"), NOT_JSON, ids=[one[0].name for one in NOT_JSON])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"pattern": "^[a-c/]+$"}, ["a", "ab/c"], ["", "d", "ax", "a\nb"]),
+        ({"pattern": "b.a|^x"}, ["zbaaz", "x", "xyz"], ["", "b", "ax"]),
+        ({"minLength": 2, "maxLength": 3}, ["ab", "äöü"], ["a", "abcd"]),
+        ({"maxLength": 100_000, "pattern": "[|$]"}, ["a|", "$"], ["a"]),
+        ({"allOf": [{"minLength": 2}, {"pattern": "^a"}]}, ["ab"], ["a", "bb"]),
+    ],
+)
+def test_text_between_marks_fits_patterns_and_lengths(
+    format: Format, write: Any, v: dict[str, str], schema: Any, good: list[str], bad: list[str]
+) -> None:
+    parameters = {"type": "object", "properties": {"t": {"type": "string", **schema}}, "required": ["t"]}
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    held = GUIDE.matcher(constraint(format, tools, ToolChoice("auto")))
+    around = v["x"].split("x")
+    for text in good:
+        assert held.would_accept(write(t=text.join(around)).encode()), text
+    for text in bad:
+        assert not held.would_accept(write(t=text.join(around)).encode()), text
+
+
 def test_python_may_write_its_own_words() -> None:
     held = matcher(LFM2, ToolChoice("auto"))
     assert held.would_accept(b"[weather(city='Rome', any=True), now()]<|tool_call_end|>")
