@@ -79,7 +79,10 @@ class TokenProbs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Counts and times of one task, in milliseconds. ``n_cached + n_prompt`` is the prompt's length."""
+    """Counts and times of one task, in milliseconds. ``n_cached + n_prompt`` is the prompt's length.
+
+    ``queue_ms``: until the prompt had a slot and cells, and began.
+    """
 
     n_cached: int
     n_prompt: int

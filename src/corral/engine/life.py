@@ -65,7 +65,6 @@ class Life:
             prompt_probs=self._prompt_probs(task),
         )
         books.shares.admitted(task, now_ms)
-        books.metrics.queue.observe_ms(now_ms - waiting.queued_ms)
 
     def _prompt_probs(self, task: Task) -> dict[int, TokenProbs]:
         """Those of its siblings, too: whichever computes a part of their prompt, all show it."""
@@ -102,6 +101,7 @@ class Life:
     def _start(self, slot: Slot, now_ms: float) -> None:
         work, metrics = slot.work, self._books.metrics
         work.begun_ms = now_ms
+        metrics.queue.observe_ms(now_ms - work.queued_ms)
         metrics.add("n_prompt_cached", work.n_cached)
         self.events.append(Started(work.task.id, slot.id, work.n_prompt, work.n_cached))
         if work.task.return_progress:

@@ -149,7 +149,7 @@ class Generation:
             prompt_ms=prompt_ms,
             n_predicted=self.n_decoded,
             predicted_ms=predicted_ms,
-            queue_ms=max(0.0, self.admitted_ms - self.queued_ms),
+            queue_ms=max(0.0, (self.begun_ms if self.begun_ms >= 0 else self.admitted_ms) - self.queued_ms),
             n_parked=self.n_parked,
         )
 

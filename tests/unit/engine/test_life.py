@@ -114,6 +114,20 @@ def test_n_predict_0_computes_the_prompt_and_says_nothing(unified: bool) -> None
     assert player.starts[again].n_cached == 40
 
 
+def test_waiting_for_cells_is_queueing() -> None:
+    """A slot is free at once, and somebody else has all the cells."""
+    player = Player(Setup(n_slots=2, n_ctx=100, n_batch=64, n_ubatch=64))
+    player.submit(Submit(n_prompt=90, n_predict=9))
+    player.step()
+    submitted_ms = player.engine.now_ms()
+    (late,) = player.submit(Submit(stem=1, n_prompt=40, n_predict=2))
+    player.drain()
+    timings = player.finished[late][1].timings
+    total_ms = player.engine.now_ms() - submitted_ms
+    assert timings.queue_ms > 7 * 5
+    assert timings.queue_ms + timings.prompt_ms + timings.predicted_ms == pytest.approx(total_ms)
+
+
 def test_timings_add_up_in_virtual_time() -> None:
     player = Player(Setup(n_slots=1, n_ctx=100, n_batch=64, n_ubatch=64))
     player.submit(Submit(n_prompt=20, n_predict=8))
