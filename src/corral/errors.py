@@ -10,6 +10,7 @@ CorralError
 │   └── DecodeFailed      500 server_error: the forward pass of this task's batch failed
 ├── NotSupported          501 not_supported_error
 ├── Unavailable           503 unavailable_error (may carry retry_after_s)
+│   └── Closed            503 unavailable_error: what was asked has been closed
 └── LoadError             the model cannot be loaded; never reaches HTTP
 """
 
@@ -108,6 +109,10 @@ class Unavailable(CorralError):
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Closed(Unavailable):
+    """An LLM or a model that was closed is asked for something."""
 
 
 class LoadError(CorralError):

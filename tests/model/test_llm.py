@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from corral import LLM, SamplingParams
+from corral.errors import Closed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -19,3 +22,6 @@ def test_the_demo_answers_prompts_and_conversations_and_frees_everything() -> No
         assert again.text == paris.text
         assert paris.timings.n_prompt + paris.timings.n_cached > 10
     assert threading.active_count() == before
+    for ask in (lambda: llm.generate(["a"], GREEDY), lambda: llm.chat([{"role": "user", "content": "hi"}], GREEDY)):
+        with pytest.raises(Closed, match="this LLM is closed"):
+            ask()

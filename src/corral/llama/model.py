@@ -25,20 +25,25 @@ from corral.llama.sampler import SamplerChain, dry_settings, uses_dry
 from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes
 from corral.llama.stock import Stock
 from corral.llama.tokenizer import LlamaTokenizer
+from corral.llama.vocab import Vocab
 from corral.ports import AdapterInfo, ModelInfo
 from corral.tasks import Constraint, Sampling
 
 
 class LlamaModel:
-    """Weights in memory. Closing it closes its contexts; its samplers must be closed before."""
+    """Weights in memory. Closing it closes its contexts; its samplers must be closed before.
+
+    Closed, it raises Closed for what needs the weights, and so does its tokenizer.
+    """
 
     def __init__(self, handle: Any, path: Path) -> None:
         self._handle = handle
-        self._vocab = lib.llama_model_get_vocab(handle)
+        vocab = lib.llama_model_get_vocab(handle)
+        self._vocab = Vocab(vocab)
         self._contexts: weakref.WeakSet[LlamaContext] = weakref.WeakSet()
-        self._stock = Stock(self._vocab)
+        self._stock = Stock(vocab)
         self._tokenizer = LlamaTokenizer(self._vocab)
-        self._info = _read_info(handle, self._vocab, path)
+        self._info = _read_info(handle, vocab, path)
         self._guide = Guide(self._tokenizer, self._info)
         self._adapters: tuple[LlamaAdapter, ...] = ()
 
@@ -86,10 +91,11 @@ class LlamaModel:
 
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """A KV cache over these weights. Raises LoadError if libllama cannot make it, or RAM cannot hold it."""
-        self._check_room(config)
-        context = LlamaContext(self._handle, config, self._adapters)
-        self._contexts.add(context)
-        return context
+        with self._vocab.use():
+            self._check_room(config)
+            context = LlamaContext(self._handle, config, self._adapters)
+            self._contexts.add(context)
+            return context
 
     def _check_room(self, config: ContextConfig) -> None:
         if config.offload_kqv and lib.llama_supports_gpu_offload():
@@ -105,19 +111,22 @@ class LlamaModel:
         fit.check_room(config.n_ctx or self._info.n_ctx_train, n_cells, probe.traits.bytes_per_token, n_free)
 
     def prepare(self, sampling: Sampling, n: int) -> None:
-        if sampling.grammar:
-            self._stock.prepare_grammar(sampling.grammar, n)
-        if uses_dry(sampling):
-            self._stock.prepare_dry(dry_settings(sampling, self._info.n_ctx_train))
+        with self._vocab.use():
+            if sampling.grammar:
+                self._stock.prepare_grammar(sampling.grammar, n)
+            if uses_dry(sampling):
+                self._stock.prepare_dry(dry_settings(sampling, self._info.n_ctx_train))
 
     def new_sampler(self, sampling: Sampling, seed: int, n_ctx_train: int) -> SamplerChain:
-        return SamplerChain(self._vocab, self._info, self._stock, sampling, seed, n_ctx_train)
+        with self._vocab.use() as vocab:
+            return SamplerChain(vocab, self._info, self._stock, sampling, seed, n_ctx_train)
 
     def new_matcher(self, constraint: Constraint) -> GuidedMatcher:
         return self._guide.matcher(constraint)
 
     def close(self) -> None:
-        """Free contexts and weights. May be called twice."""
+        """Free contexts and weights, once those that read the vocabulary are done. May be called twice."""
+        self._vocab.close()
         for context in list(self._contexts):
             context.close()
         self._stock.close()

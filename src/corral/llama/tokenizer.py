@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as lib
 
 from corral.ids import Token
 from corral.llama.cuts import Cutter
+from corral.llama.vocab import Vocab
 
 _SPECIAL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _PARSED = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -23,11 +24,15 @@ SHORT_BYTES = 4096
 
 
 class LlamaTokenizer:
-    """libllama's tokenizer over a loaded vocabulary, which it does not own. Safe to use from several threads."""
+    """libllama's tokenizer over a loaded vocabulary, which it does not own. Safe to use from several threads.
 
-    def __init__(self, vocab: Any) -> None:
+    Raises Closed once the weights are freed, for whatever it would have to ask libllama.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._n_vocab = int(lib.llama_vocab_n_tokens(vocab))
+        with vocab.use() as handle:
+            self._n_vocab = int(lib.llama_vocab_n_tokens(handle))
 
     @property
     def n_vocab(self) -> int:
@@ -53,7 +58,8 @@ class LlamaTokenizer:
         return tokens
 
     def _fill(self, raw: bytes, buffer: Any, add_special: bool, parse_special: bool) -> int:
-        return int(lib.llama_tokenize(self._vocab, raw, len(raw), buffer, len(buffer), add_special, parse_special))
+        with self._vocab.use() as vocab:
+            return int(lib.llama_tokenize(vocab, raw, len(raw), buffer, len(buffer), add_special, parse_special))
 
     def n_tokens_at_least(self, text: str) -> int:
         longest = self._n_bytes_longest
@@ -65,8 +71,9 @@ class LlamaTokenizer:
 
         Other kinds of vocabulary drop white space, or have one token for any unknown word.
         """
-        attrs = (int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self._n_vocab))
-        if lib.llama_vocab_type(self._vocab) not in _WITHOUT_LOSS or any(attr & _STRIPS for attr in attrs):
+        with self._vocab.use() as vocab:
+            kind = lib.llama_vocab_type(vocab)
+        if kind not in _WITHOUT_LOSS or any(attr & _STRIPS for attr in self._attrs()):
             return 0
         pieces = self._pieces_special
         texts = (self._text(token) for token, piece in enumerate(pieces) if b" " in piece)
@@ -74,20 +81,26 @@ class LlamaTokenizer:
 
     def _text(self, token: Token) -> bytes:
         """How the vocabulary writes the token: in some with a sign for each space."""
-        return lib.llama_vocab_get_text(self._vocab, token) or b""
+        with self._vocab.use() as vocab:
+            return lib.llama_vocab_get_text(vocab, token) or b""
+
+    def _attrs(self) -> list[int]:
+        """Of every token."""
+        with self._vocab.use() as vocab:
+            return [int(lib.llama_vocab_get_attr(vocab, token)) for token in range(self._n_vocab)]
 
     @functools.cached_property
     def _ends(self) -> tuple[list[Token], list[Token]]:
         """What ``add_special`` puts before a text and behind it."""
         both = self._tokenize(b"", True, False)
-        n_first = 1 if len(both) > 1 or lib.llama_vocab_get_add_bos(self._vocab) else 0
+        with self._vocab.use() as vocab:
+            n_first = 1 if len(both) > 1 or lib.llama_vocab_get_add_bos(vocab) else 0
         return both[:n_first], both[n_first:]
 
     @functools.cached_property
     def _cutters(self) -> tuple[Cutter, Cutter]:
         """For texts as they are, and for texts whose control tokens are read."""
-        attrs = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self._n_vocab)]
-        specials = {token: attr for token, attr in enumerate(attrs) if attr & _SPECIAL}
+        specials = {token: attr for token, attr in enumerate(self._attrs()) if attr & _SPECIAL}
         own = {token: attr for token, attr in specials.items() if not attr & _PARSED}
         return self._cutter(own), self._cutter(specials)
 
@@ -119,14 +132,18 @@ class LlamaTokenizer:
         return self._read_pieces(special=True)
 
     def _read_pieces(self, *, special: bool) -> list[bytes]:
+        with self._vocab.use() as vocab:
+            return self._pieces_of(vocab, special)
+
+    def _pieces_of(self, vocab: Any, special: bool) -> list[bytes]:
         buffer = ctypes.create_string_buffer(256)
         view = memoryview(buffer)
         pieces = []
         for token in range(self._n_vocab):
-            n = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+            n = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
             if n < 0:
                 buffer = ctypes.create_string_buffer(-n)
                 view = memoryview(buffer)
-                n = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+                n = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
             pieces.append(bytes(view[:n]))
         return pieces

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from corral.chat.template import Message
 from corral.config import AdapterConfig, ContextConfig, EngineConfig, ModelConfig, n_rows_for
-from corral.errors import ExceedContext, InvalidRequest
+from corral.errors import Closed, ExceedContext, InvalidRequest
 from corral.events import Chunk, Failed
 from corral.ids import AdapterId, AdapterSet, adapter_set
 from corral.llm.batch import Batch
@@ -25,12 +25,14 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A loaded model with its engine. Close it, or use it as a context manager.
+    """A loaded model with its engine. Close it, or use it as a context manager; then all else raises Closed.
 
     >>> with LLM("model.gguf") as llm:
     ...     for completion in llm.generate(["One", "Two"], SamplingParams(max_tokens=8)):
     ...         print(completion.text)
     """
+
+    _is_closed = False
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class LLM:
         return self
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -74,6 +77,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine's thread and free everything. May be called twice."""
+        self._is_closed = True
         self._runtime.close()
 
     def generate(
@@ -88,6 +92,7 @@ class LLM:
         ``params``: one for all prompts or one for each. Raises ExceedContext, before anything is computed, if a prompt
         cannot fit; the error of the first task that fails otherwise.
         """
+        self._check_open()
         many = prompts_of(prompts)
         return self._run([self._asked(prompt, one) for prompt, one in _paired(many, params)], progress)
 
@@ -111,6 +116,7 @@ class LLM:
         conversation is held to acts behind its thoughts. With ``continue_final_message``, and without
         ``add_generation_prompt``, the last message is the assistant's and goes on.
         """
+        self._check_open()
         many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
         settings = ChatSettings(
             tools, tool_choice, parallel_tool_calls, chat_template_kwargs, add_generation_prompt, continue_final_message
@@ -120,6 +126,7 @@ class LLM:
 
     async def stream(self, prompt: Prompt, params: SamplingParams = DEFAULTS) -> AsyncGenerator[Chunk]:
         """Chunks of text as they become final. Leaving the loop early cancels the task."""
+        self._check_open()
         (task, *others) = self._group(self._asked(prompt, params))
         if others:
             raise InvalidRequest("a stream has one choice: n must be 1")
@@ -129,6 +136,10 @@ class LLM:
                     raise event.error
                 if isinstance(event, Chunk):
                     yield event
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("this LLM is closed: open a new one, or ask before close() and before its `with` block ends")
 
     def _run(self, asked: Sequence[Asked], progress: bool) -> list[Completion]:
         groups = [self._group(one) for one in asked]

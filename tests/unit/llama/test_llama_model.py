@@ -8,8 +8,9 @@ import pytest
 from tests.model.tiny import write_tiny_llama
 
 from corral.config import ContextConfig, ModelConfig
-from corral.errors import LoadError
+from corral.errors import Closed, LoadError
 from corral.llama.model import LlamaModel
+from corral.tasks import Constraint, ConstraintKind, Sampling
 
 
 def load_error(path: Path) -> str:
@@ -104,6 +105,27 @@ def test_closing_the_model_closes_its_contexts(tiny_model):
     with pytest.raises(ValueError, match="closed"):
         context.bounds(0)
     context.close()
+
+
+def test_a_closed_model_and_its_tokenizer_refuse(tiny_model):
+    model = LlamaModel.load(ModelConfig(tiny_model))
+    tokenizer = model.tokenizer
+    model.close()
+    asked = (
+        lambda: tokenizer.tokenize("a", add_special=True, parse_special=True),
+        lambda: tokenizer.tokenize("a" * 10_000, add_special=True, parse_special=True),
+        lambda: tokenizer.piece(3, special=False),
+        lambda: tokenizer.detokenize([3], special=True),
+        lambda: tokenizer.n_tokens_at_least("a"),
+        lambda: model.new_context(ContextConfig(n_ctx=256)),
+        lambda: model.new_sampler(Sampling(), 1, 1024),
+        lambda: model.prepare(Sampling(grammar='root ::= "a"'), 1),
+        lambda: model.new_matcher(Constraint(ConstraintKind.REGEX, "a")),
+    )
+    for ask in asked:
+        with pytest.raises(Closed, match="the model is closed"):
+            ask()
+    model.close()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from corral.llama import cuts, library, tokenizer
 from corral.llama.cuts import Cutter
 from corral.llama.tokenizer import LlamaTokenizer
+from corral.llama.vocab import Vocab
 
 CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_", "<|endoftext|>", "[MASK]")
 OWN = ("<tab>", "<tabl", "abl>c", "l>cde", "aa", "aaa", "><", "e<s>f", "日本", "本")
@@ -96,7 +97,7 @@ def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         path = write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "v.gguf", *KINDS[request.param])
     model = open_vocabulary(path)
     vocab = lib.llama_model_get_vocab(model)
-    yield vocab, LlamaTokenizer(vocab)
+    yield vocab, LlamaTokenizer(Vocab(vocab))
     lib.llama_model_free(model)
 
 
@@ -138,7 +139,7 @@ def test_many_special_tokens_take_no_time_of_their_own(vocabulary: Vocabulary, r
 
 def test_the_least_number_of_tokens(smollm2_q4_0: Path) -> None:
     model = open_vocabulary(smollm2_q4_0)
-    own = LlamaTokenizer(lib.llama_model_get_vocab(model))
+    own = LlamaTokenizer(Vocab(lib.llama_model_get_vocab(model)))
     longest = max((own.piece(token, special=True) for token in range(own.n_vocab)), key=len).decode()
     assert len(own.tokenize(longest * 9, add_special=False, parse_special=False)) >= 9
     assert own.n_tokens_at_least(longest * 9) == 9

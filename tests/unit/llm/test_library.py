@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.unit.llm.simulated import WatchedLLM, simulated_llm
 
 from corral import LLM, SamplingParams
 from corral.engine.state import SlotState
-from corral.errors import ExceedContext, InvalidRequest, Unavailable
+from corral.errors import Closed, ExceedContext, InvalidRequest, Unavailable
 
 
 def test_importing_corral_loads_neither_libllama_nor_the_server() -> None:
@@ -107,6 +107,25 @@ def test_closing_twice_is_harmless_and_ends_the_thread(llm: LLM) -> None:
     llm.close()
     with pytest.raises(Unavailable):
         llm.generate([5], GREEDY)
+
+
+def test_a_closed_llm_says_so(llm: LLM) -> None:
+    llm.close()
+
+    async def stream() -> None:
+        async for _ in llm.stream("ab", GREEDY):
+            pass
+
+    asked: list[Callable[[], object]] = [
+        lambda: llm.generate(["a"], GREEDY),
+        lambda: llm.generate([], GREEDY),
+        lambda: llm.chat([{"role": "user", "content": "hi"}], GREEDY),
+        lambda: asyncio.run(stream()),
+        llm.__enter__,
+    ]
+    for ask in asked:
+        with pytest.raises(Closed, match="this LLM is closed"):
+            ask()
 
 
 def test_an_urgent_prompt_takes_the_slot_of_one_that_runs() -> None:
