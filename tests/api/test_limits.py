@@ -8,7 +8,7 @@ import json
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ from corral.api.service import Service
 from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig
 from corral.events import Chunk, Event, Finished, Ranked, TokenProbs
 from corral.llama import stock
+from corral.ops import Span
+from corral.ports import DecodeStatus
 from corral.runtime import Runtime
+from corral.sim.context import SimContext
 from corral.sim.tokenizer import N_VOCAB, SimTokenizer
 from corral.tasks import Sampling, Task
 
@@ -438,3 +441,24 @@ def test_on_one_connection_each_request_may_have_long_headers(http: httpx.Client
     for _ in range(5):
         reply = http.post("/tokenize", json={"content": "x" * 50_000}, headers={"X-Long": "x" * 40_000})
         assert reply.status_code == 200
+
+
+def test_a_prompt_over_the_context_is_refused_while_the_engine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_running, go_on, decode = threading.Event(), threading.Event(), SimContext.decode
+
+    def gated(context: SimContext, spans: Sequence[Span]) -> DecodeStatus:
+        is_running.set()
+        assert go_on.wait(20)
+        return decode(context, spans)
+
+    monkeypatch.setattr(SimContext, "decode", gated)
+    with simulated(n_slots=2, n_ctx=N_CTX) as runtime, client(runtime, SERVER) as http:
+        busy = send_raw(http, {"prompt": "x", "n_predict": 1})
+        assert is_running.wait(10)
+        reply = http.post("/completion", json={"prompt": "x" * N_CTX})
+        assert message(reply).startswith(f"request ({N_CTX + 1} tokens) exceeds")
+        chat = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * N_CTX}]})
+        assert chat.json()["error"]["type"] == "exceed_context_size_error"
+        go_on.set()
+        assert busy.recv(4096).startswith(b"HTTP/1.1 200")
+        busy.close()

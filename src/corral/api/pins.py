@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from corral.api.schemas.chat import render_chat
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import read_salt
-from corral.api.schemas.prompt import Prompt, check_fits, read_prompt
+from corral.api.schemas.prompt import Prompt, check_fits, read_prompt, within
 from corral.api.service import Service
 from corral.config import ServerConfig
 from corral.engine.pins import check_room, pin_name, pinned_prefix
@@ -40,7 +40,7 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
     if named == "messages":
         _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
         check_fits([rendered.text], tokenizer, n_ctx)
-        tokens = service.chat.tokens(rendered)
+        tokens = within(service.chat.tokens(rendered), n_ctx)
     else:
         tokens = read_prompt(fields.value(named), tokenizer, n_ctx)
     if not tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 
 from corral.chat.schema import Json
 from corral.chat.template import Message
@@ -26,18 +27,17 @@ def describe_tools(messages: Sequence[Message], definitions: Sequence[Json]) -> 
 def write_out_calls(messages: Sequence[Message]) -> list[Message]:
     """Calls and their results as text, for templates that print neither. Results in a row become one message."""
     written: list[Message] = []
-    for message in messages:
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if written and written[-1].get("is_results"):
-                written[-1]["content"] = f"{written[-1]['content']}\n{text}"
-            else:
-                written.append({"role": "user", "content": text, "is_results": True})
-        elif message.get("tool_calls"):
-            written.append({"role": message["role"], "content": _with_calls(message)})
+    for is_result, row in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            results = (f"<tool_response>\n{message['content']}\n</tool_response>" for message in row)
+            written.append({"role": "user", "content": "\n".join(results)})
         else:
-            written.append(message)
-    return [{key: value for key, value in message.items() if key != "is_results"} for message in written]
+            written += (_written(message) for message in row)
+    return written
+
+
+def _written(message: Message) -> Message:
+    return {"role": message["role"], "content": _with_calls(message)} if message.get("tool_calls") else message
 
 
 def _with_calls(message: Message) -> str:

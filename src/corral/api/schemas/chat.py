@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from corral.api.schemas.absent import refuse_in_chat
 from corral.api.schemas.fields import Fields, check_size, type_name
 from corral.api.schemas.params import Params, read_params
-from corral.api.schemas.prompt import Prompt, check_fits
+from corral.api.schemas.prompt import Prompt, check_fits, within
 from corral.api.schemas.thoughts import has_tags, read_budget_message, read_chat_budget, read_tagged_budget
 from corral.api.service import Service
 from corral.chat.conversation import Conversation, Part, read_conversation
@@ -65,7 +65,7 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     sampling = held(params.sampling, service.chat, request, rendered, service.defaults.sampling.constraint)
     params = replace(params, sampling=replace(sampling, thoughts=thoughts))
     echo = request.conversation.prefix if fields.boolean("echo") else ""
-    prompt = service.chat.tokens(rendered)
+    prompt = within(service.chat.tokens(rendered), runtime.n_ctx_slot)
     return Chat(prompt, params, rendered, echo, _borders(request, rendered, prompt, service))
 
 

@@ -45,14 +45,22 @@ def check_fits(parts: Collection[object], tokenizer: Tokenizer, n_ctx: int) -> N
         raise ExceedContext(n_least, n_ctx, or_more=any(isinstance(part, str) for part in parts))
 
 
+def within(prompt: Prompt, n_ctx: int) -> Prompt:
+    """The prompt, or ExceedContext: the engine would say the same, but not before the end of its step."""
+    if len(prompt) >= n_ctx:
+        raise ExceedContext(len(prompt), n_ctx)
+    return prompt
+
+
 def read_prompt(value: object, tokenizer: Tokenizer, n_ctx: int) -> Prompt:
     """One prompt: text, token ids, or both mixed. Raises InvalidRequest."""
     if isinstance(value, str):
         check_fits([value], tokenizer, n_ctx)
-        return tuple(tokenizer.tokenize(value, add_special=True, parse_special=True))
+        return within(tuple(tokenizer.tokenize(value, add_special=True, parse_special=True)), n_ctx)
     if isinstance(value, list) and value and _is_tokens(value):
         check_fits(value, tokenizer, n_ctx)
-        return tuple(read_mixed(value, tokenizer, add_special=isinstance(value[0], str), parse_special=True))
+        is_text = isinstance(value[0], str)
+        return within(tuple(read_mixed(value, tokenizer, add_special=is_text, parse_special=True)), n_ctx)
     if isinstance(value, dict):
         return _read_object(value, tokenizer, n_ctx)
     raise InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
