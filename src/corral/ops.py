@@ -104,6 +104,15 @@ class Shelve:
     prefill_ms: float
     checkpoints: tuple[tuple[SnapshotId, int], ...] = ()
 
+    @property
+    def tokens(self) -> list[Token]:
+        """The whole prefix."""
+        whole: list[Token] = []
+        for _, start, tokens in self.links:
+            del whole[start:]
+            whole += tokens
+        return whole
+
 
 class SavedCheckpoint(NamedTuple):
     """A checkpoint on its way to or from a file: its length in tokens, and its bytes."""

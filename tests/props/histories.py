@@ -215,6 +215,7 @@ SETS: SearchStrategy[AdapterSet] = st.sampled_from(
 BORDERS = st.lists(st.integers(0, 60), max_size=4).map(lambda found: tuple(sorted(found)))
 TAILS = st.lists(st.integers(97, 99), max_size=5).map(tuple)
 TENANTS = st.sampled_from(["", "a", "b"])
+REPLIES = st.builds(Reply, st.integers(0, 9), TAILS.filter(bool), st.integers(0, 20))
 ALL_KINDS = tuple(Kind)
 
 
@@ -285,8 +286,7 @@ def submits(draw: DrawFn, setup: Setup) -> Submit:
 def ops(setup: Setup) -> SearchStrategy[Op]:
     """What users do."""
     steps = st.builds(Steps, st.integers(1, 8))
-    reply = st.builds(Reply, st.integers(0, 9), TAILS.filter(bool), st.integers(0, 20))
-    return st.one_of(submits(setup), submits(setup), steps, steps, reply, st.builds(Cancel, st.integers(0, 9)))
+    return st.one_of(submits(setup), submits(setup), steps, steps, REPLIES, st.builds(Cancel, st.integers(0, 9)))
 
 
 def all_ops(setup: Setup) -> SearchStrategy[Op]:
@@ -302,8 +302,8 @@ def all_ops(setup: Setup) -> SearchStrategy[Op]:
     ends = st.builds(Restart, st.sampled_from([True, True, False]))
     if setup.disk_bytes >= 0:
         ends = st.one_of(ends, ends, st.builds(Harm, st.integers(0, 999)))
-    users = st.one_of(ops(setup), ops(setup), st.just(Steps(60)))
-    return st.one_of(users, users, users, users, users, operators, operators, ends)
+    users = st.one_of(ops(setup), ops(setup), REPLIES, st.just(Steps(60)))
+    return st.one_of(users, users, users, users, users, users, operators, operators, ends)
 
 
 @st.composite

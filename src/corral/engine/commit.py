@@ -106,8 +106,10 @@ class Commit:
                 books.metrics.add("n_restored")
             case Copy():
                 books.metrics.add("n_copied")
-            case Shelve():
-                books.metrics.add("n_shelved")
+            case Shelve(key):
+                if result.n_bytes and books.disk:
+                    books.disk.expect(key, op.tokens)
+                    books.metrics.add("n_shelved")
                 return
             case _:
                 return

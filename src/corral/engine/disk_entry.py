@@ -72,8 +72,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", _path(self.parts))
-        digest = _sum(self.identity, self.owner, _packed(self.tokens))
-        object.__setattr__(self, "name", f"{self.identity.hex()[:16]}-{digest.hex()}.kv")
+        object.__setattr__(self, "name", entry_name(self.identity, self.owner, self.tokens))
 
     @property
     def n_bytes(self) -> int:
@@ -111,6 +110,11 @@ def identity_of(text: str) -> bytes:
 def owner_of(identity: bytes, key: CacheKey) -> bytes:
     """16 bytes that stand for a cache key; the same key has others under another model."""
     return _sum(b"owner", identity, key.encode())
+
+
+def entry_name(identity: bytes, owner: bytes, tokens: Sequence[Token]) -> str:
+    """The name of the file for this prefix."""
+    return f"{identity.hex()[:16]}-{_sum(identity, owner, _packed(tokens)).hex()}.kv"
 
 
 def is_entry_name(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from corral.engine.disk_entry import Entry, owner_of
+from corral.engine.disk_entry import Entry, entry_name, owner_of
 from corral.engine.radix import RadixTree
 from corral.ids import CacheKey, SnapshotId, TaskId, Token
 from corral.ports import MemoryTraits
@@ -41,7 +41,8 @@ class DiskIndex:
     ``askers``: others than generations that wait for a file, and the key under which they want it.
     ``arrived``: snapshots made from files, and the tasks for which they were read; ``origin`` names their files, and
     ``unwanted`` are files that are to go, with what the log should say of them. ``bytes_per_ms``: how fast files
-    are read, their checksum included. ``n_folder_bytes``: all files of the folder, other models' too.
+    are read, their checksum included. ``n_folder_bytes``: all files of the folder, other models' too. ``coming``: files
+    that were handed to the worker and of which nothing was heard yet.
     """
 
     identity: bytes
@@ -52,27 +53,31 @@ class DiskIndex:
     arrived: dict[SnapshotId, frozenset[TaskId]] = field(default_factory=dict)
     origin: dict[SnapshotId, str] = field(default_factory=dict)
     unwanted: list[tuple[str, str]] = field(default_factory=list)
+    coming: set[str] = field(default_factory=set)
     bytes_per_ms: float = 5e5
     n_folder_bytes: int = 0
     _tree: RadixTree[str] = field(default_factory=RadixTree)
     _entries: dict[str, Entry] = field(default_factory=dict)
     _owners: dict[CacheKey, bytes] = field(default_factory=dict)
 
-    def __len__(self) -> int:
+    @property
+    def n_entries(self) -> int:
         return len(self._entries)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def add(self, entry: Entry) -> None:
-        """A file is there, or will be soon."""
+        """A file is there."""
         name = entry.name
+        self.coming.discard(name)
         if name not in self._entries and entry.tokens:
             self._entries[name] = entry
             self._tree.extend(name, CacheKey(entry.owner.hex()), entry.tokens)
 
     def drop(self, name: str) -> None:
-        """A file is not there any more."""
+        """A file is not there any more, or never came to be."""
+        self.coming.discard(name)
         if self._entries.pop(name, None):
             self._tree.drop(name)
 
@@ -100,6 +105,14 @@ class DiskIndex:
         """Whether the entry is a longer turn of the conversation in the file ``name`` and gives nearly all of it."""
         n = len(self._entries[name].tokens)
         return len(entry.tokens) > n >= SUPERSEDED * len(entry.tokens) and self.reach(entry, n) > n - NEAR
+
+    def expect(self, key: CacheKey, tokens: Sequence[Token]) -> None:
+        """A file with these tokens is being written."""
+        self.coming.add(entry_name(self.identity, self._owner(key), tokens))
+
+    def is_coming(self, key: CacheKey, tokens: Sequence[Token]) -> bool:
+        """Whether a file with just these tokens is being written."""
+        return bool(self.coming) and entry_name(self.identity, self._owner(key), tokens) in self.coming
 
     def holds(self, key: CacheKey, tokens: Sequence[Token]) -> bool:
         """Whether a file has all of these tokens."""

@@ -117,9 +117,9 @@ class Draft:
     """A plan in the making. What reads memory reads ``ledger``; what changes it goes through ``act``.
 
     Neither ``transient`` snapshots, which end with the plan, nor ``spared`` ones, about to be used, make room.
-    ``forks``: where others wait to fork from a slot's prompt, in tokens. The pass computes with ``adapters``;
-    ``target_ms`` is for steps that hold prompt tokens beside streams, of which ``others_stream`` says that some wait
-    for their turn.
+    ``forks``: where others wait to fork from a slot's prompt, in tokens. ``shelved``: prefixes that go to disk. The
+    pass computes with ``adapters``; ``target_ms`` is for steps that hold prompt tokens beside streams, of which
+    ``others_stream`` says that some wait for their turn.
     """
 
     view: View
@@ -143,6 +143,7 @@ class Draft:
     transient: list[SnapshotId] = field(default_factory=list)
     spared: set[SnapshotId | None] = field(default_factory=set)
     forks: dict[SlotId, set[int]] = field(default_factory=dict)
+    shelved: list[tuple[CacheKey, tuple[Token, ...]]] = field(default_factory=list)
     shape: Features = NO_FEATURES
     expected_ms: float = 0.0
     _n_snapshots: int = 0

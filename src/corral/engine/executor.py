@@ -166,17 +166,21 @@ class Executor:
         return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms, first)
 
     def _shelve(self, op: Shelve) -> int:
-        """The bytes are written later, by another thread; that they could not be is no fault of the plan."""
+        """The bytes are written later, by another thread; that they could not be is no fault of the plan.
+
+        Returns how many they are; 0: a snapshot is gone, and there is nothing to write.
+        """
         states = tuple(self._store.get(snapshot) or b"" for snapshot, _, _ in op.links)
-        if self._disk and all(states):
-            owner = owner_of(self._disk.identity, op.key)
-            pairs = zip(op.links, states, strict=True)
-            parts = tuple(Part(start, tokens, len(state)) for (_, start, tokens), state in pairs)
-            marks = [(n, data) for snapshot, n in op.checkpoints if (data := self._store.get(snapshot))]
-            lengths = tuple((n, len(data)) for n, data in marks)
-            entry = Entry(self._disk.identity, owner, parts, op.prefill_ms, lengths)
-            self._disk.put(entry, (*states, *(data for _, data in marks)))
-        return sum(map(len, states))
+        if not self._disk or not all(states):
+            return 0
+        owner = owner_of(self._disk.identity, op.key)
+        pairs = zip(op.links, states, strict=True)
+        parts = tuple(Part(start, tokens, len(state)) for (_, start, tokens), state in pairs)
+        marks = [(n, data) for snapshot, n in op.checkpoints if (data := self._store.get(snapshot))]
+        lengths = tuple((n, len(data)) for n, data in marks)
+        entry = Entry(self._disk.identity, owner, parts, op.prefill_ms, lengths)
+        self._disk.put(entry, (*states, *(data for _, data in marks)))
+        return entry.n_bytes
 
     def _can_cut(self, row: RowId, n: int) -> bool:
         """Whether it still can: with a window that may have changed since the plan was made."""

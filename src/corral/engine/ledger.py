@@ -247,7 +247,8 @@ class KvLedger:
     def is_redundant(self, holder: Holder) -> bool:
         """Whether what this one keeps can be had from another (rows count only while nobody may write them).
 
-        A checkpoint is redundant without anybody who holds its tokens, too: it is of no use alone.
+        And that later, too: what a row still has beyond its window is soon lost. A checkpoint is redundant without
+        anybody who holds its tokens, too: it is of no use alone.
         """
         tokens = self._tree.tokens(holder)
         if not tokens:
@@ -257,7 +258,8 @@ class KvLedger:
         if holder.tier is Tier.CHECKPOINT and not others:
             return True
         lasting = [h for h in others if h.tier is not Tier.ROW or RowId(h.id) not in self._leases]
-        return any(self.can_cut(h, last.n) for h in lasting)
+        firsts = {h: self.saved_first(h) if h.tier is Tier.ROW else self.first(h) for h in lasting}
+        return any(self.traits.can_cut(last.n, first, self._tree.length(h)) for h, first in firsts.items())
 
     def cut_points(self, key: CacheKey, tokens: Sequence[Token]) -> list[SnapshotId]:
         """Checkpoints of beginnings of ``tokens``, and snapshots that end there, shortest first."""

@@ -25,7 +25,7 @@ def publish(books: Books) -> EngineSnapshot:
         snapshot_bytes=books.store.n_bytes,
         snapshot_limit_bytes=books.config.cache_ram_bytes,
         held=tuple(task.id for held in books.held for task in held.group),
-        n_disk=len(books.disk) if books.disk else 0,
+        n_disk=books.disk.n_entries if books.disk else 0,
         disk_bytes=books.disk.n_folder_bytes if books.disk else 0,
         pins=tuple(pinned(books)),
         counters=counters,

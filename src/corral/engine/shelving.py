@@ -8,7 +8,7 @@ from corral.engine.adapted import is_adapted
 from corral.engine.disk_index import NEAR
 from corral.engine.disk_worth import is_worth_reading, is_worth_writing
 from corral.engine.draft import Draft, Want
-from corral.engine.ledger import Holder, Tier, ram_holder, row_holder
+from corral.engine.ledger import Holder, KvLedger, Tier, ram_holder, row_holder
 from corral.engine.offers import on_path
 from corral.engine.plan import Fetch
 from corral.ids import CacheKey, RowId, SnapshotId, Token
@@ -30,9 +30,39 @@ def leave_ops(draft: Draft, snapshot: SnapshotId) -> list[Op]:
 def shelve_ops(draft: Draft, snapshot: SnapshotId) -> list[Op]:
     """Ops that keep a snapshot on disk, too; none if others in memory have its tokens."""
     ledger, holder = draft.ledger, draft.ledger.holder_of(snapshot)
-    if draft.view.disk is None or holder.tier is not Tier.RAM or ledger.is_redundant(holder):
+    if draft.view.disk is None or ledger.is_redundant(holder):
         return []
-    return _shelve_snapshot(draft, snapshot)
+    return _shelve_snapshot(draft, snapshot) if holder.tier is Tier.RAM else _shelve_with(draft, snapshot)
+
+
+def _shelve_with(draft: Draft, checkpoint: SnapshotId) -> list[Op]:
+    """Ops that write the conversation of a checkpoint that leaves RAM, as long as it can go with it.
+
+    Later its file would only be good for who goes on at its end. That is worth a file by what the way from the
+    checkpoint before costs.
+    """
+    ledger, cost, disk = draft.ledger, draft.view.cost, draft.view.disk
+    assert disk is not None
+    holder = ledger.holder_of(checkpoint)
+    key, tokens = ledger.holder_key(holder), ledger.holder_tokens(holder)
+    hit = disk.find(key, tokens)
+    marks = on_path(ledger, key, tokens, n_max=1)
+    n_left = max(hit.n if hit else 0, *map(ledger.snapshot_length, marks), 0)
+    holders = ledger.match(key, tokens)[-1].holders
+    if n_left == len(tokens) or not (bodies := [h for h in holders if _can_be_written(ledger, h)]):
+        return []
+    lost_ms = cost.prefill_ms(len(tokens)) - cost.prefill_ms(n_left)
+    body = max(bodies, key=lambda h: (ledger.holder_length(h), h.tier is Tier.RAM, h.id))
+    if body.tier is Tier.RAM:
+        return _shelve_snapshot(draft, SnapshotId(body.id), lost_ms)
+    return _shelve_row(draft, RowId(body.id), lost_ms)
+
+
+def _can_be_written(ledger: KvLedger, holder: Holder) -> bool:
+    """A row that is at work will be longer soon."""
+    if holder.tier is not Tier.ROW:
+        return holder.tier is Tier.RAM
+    return not ledger.is_leased(RowId(holder.id)) and ledger.is_settled(RowId(holder.id))
 
 
 def shelve_row_ops(draft: Draft, row: RowId) -> list[Op]:
@@ -43,19 +73,19 @@ def shelve_row_ops(draft: Draft, row: RowId) -> list[Op]:
     return [] if ledger.is_redundant(row_holder(row)) else _shelve_row(draft, row)
 
 
-def _shelve_snapshot(draft: Draft, snapshot: SnapshotId) -> list[Op]:
-    """With all it rests on: a file stands for itself."""
+def _shelve_snapshot(draft: Draft, snapshot: SnapshotId, saved_ms: float | None = None) -> list[Op]:
+    """With all it rests on: a file stands for itself. ``saved_ms``: what it saves, if not computing all of it."""
     ledger, holder = draft.ledger, ram_holder(snapshot)
     starts = {link: ledger.snapshot_start(link) for link in ledger.chain(snapshot)}
     links = [(s, start, tuple(ledger.holder_tokens(ram_holder(s))[start:])) for s, start in starts.items()]
     n_bytes = sum(map(ledger.snapshot_bytes, starts))
-    return _shelve(draft, ledger.holder_key(holder), ledger.holder_tokens(holder), links, n_bytes)
+    return _shelve(draft, ledger.holder_key(holder), ledger.holder_tokens(holder), links, n_bytes, saved_ms)
 
 
-def _shelve_row(draft: Draft, row: RowId) -> list[Op]:
+def _shelve_row(draft: Draft, row: RowId, saved_ms: float | None = None) -> list[Op]:
     """By way of a snapshot for this plan only."""
     snapshot, key, tokens = draft.new_snapshot(), draft.ledger.key(row), draft.ledger.tokens(row)
-    shelve = _shelve(draft, key, tokens, [(snapshot, 0, tuple(tokens))], draft.row_bytes(row))
+    shelve = _shelve(draft, key, tokens, [(snapshot, 0, tuple(tokens))], draft.row_bytes(row), saved_ms)
     return [Save(row, snapshot), *shelve, Drop(snapshot)] if shelve else []
 
 
@@ -65,17 +95,27 @@ def _shelve(
     tokens: Sequence[Token],
     links: list[tuple[SnapshotId, int, tuple[Token, ...]]],
     n_bytes: int,
+    saved_ms: float | None,
 ) -> list[Op]:
-    view = draft.view
-    assert view.disk is not None
+    disk = draft.view.disk
+    assert disk is not None
     if key.startswith(UNSHARED) or is_adapted(key, tokens):
         return []  # adapters have numbers in this process only
     marks = _marks(draft, key, tokens, n_bytes)
     n_bytes += sum(map(draft.ledger.snapshot_bytes, marks))
-    prefill_ms = view.cost.prefill_ms(len(tokens))
-    if not is_worth_writing(prefill_ms, n_bytes, view.disk.bytes_per_ms) or view.disk.holds(key, tokens):
+    prefill_ms = draft.view.cost.prefill_ms(len(tokens))
+    saved_ms = prefill_ms if saved_ms is None else saved_ms
+    if not is_worth_writing(saved_ms, n_bytes, disk.bytes_per_ms) or _is_written(draft, key, tokens):
         return []
+    draft.shelved.append((key, tuple(tokens)))
     return [Shelve(key, tuple(links), prefill_ms, tuple((s, draft.ledger.snapshot_length(s)) for s in marks))]
+
+
+def _is_written(draft: Draft, key: CacheKey, tokens: Sequence[Token]) -> bool:
+    """Whether a file has all of these tokens, or will have."""
+    disk = draft.view.disk
+    assert disk is not None
+    return (key, tuple(tokens)) in draft.shelved or disk.is_coming(key, tokens) or disk.holds(key, tokens)
 
 
 def _marks(draft: Draft, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -> list[SnapshotId]:

@@ -122,6 +122,17 @@ def test_where_a_cut_will_do_no_checkpoint_is_taken() -> None:
     assert offers(ledger, KEY, range(20)) == [replace(both, checkpoint=SnapshotId(1))]
 
 
+def test_a_checkpoint_is_needed_although_the_row_could_be_cut_as_it_is_now() -> None:
+    """It loses what lies behind its window with the next passes, and when it is saved."""
+    ledger = KvLedger(KINDS[1])
+    ledger.extend(A, KEY, range(20))
+    ledger.apply(Checkpoint(A, SnapshotId(1)), 100)
+    ledger.extend(A, KEY, range(20, 30))
+    assert not ledger.is_redundant(ledger.holder_of(SnapshotId(1)))
+    ledger.apply(Trim(A, 20))
+    assert ledger.is_redundant(ledger.holder_of(SnapshotId(1)))
+
+
 def test_ops_that_cut_a_row_back() -> None:
     assert cut_ops(A, 30, 30, None) == []
     assert cut_ops(A, 30, 20, None) == [Trim(A, 20)]
