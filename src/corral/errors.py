@@ -3,6 +3,7 @@
 CorralError
 ├── InvalidRequest        400 invalid_request_error
 │   ├── ExceedContext     400 exceed_context_size_error (adds n_prompt_tokens, n_ctx)
+│   ├── RequestTimeout    408 invalid_request_error
 │   └── TooLarge          413 invalid_request_error
 ├── AuthenticationError   401 authentication_error
 ├── NotFound              404 not_found_error
@@ -55,6 +56,12 @@ class ExceedContext(InvalidRequest):
     @property
     def extra(self) -> dict[str, int]:
         return {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+
+
+class RequestTimeout(InvalidRequest):
+    """The client took too long to say what it wants."""
+
+    code = 408
 
 
 class TooLarge(InvalidRequest):

@@ -18,7 +18,7 @@ class LimitedHttp(HttpToolsProtocol):
     _n_head_bytes = 0
     _n_body_bytes = 0
     _n_frame_bytes = 0
-    _is_in_head = True
+    _is_in_head = False
     _is_in_body = False
 
     def on_message_begin(self) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from corral.api.connection import HttpConfig
+from corral.api.descriptors import Descriptors, limit
 from corral.api.gate import STOPPING
-from corral.api.protocol import LimitedHttp
 from corral.config import ServerConfig
 
 KEEP_ALIVE_S = 60
 """How long an idle connection stays open: longer than the pools of usual clients and proxies keep theirs."""
+HEAD_S = 20
+"""How long a client may take for the head of a request, from connecting or from its first byte."""
 
 
 class _Requests:
@@ -127,10 +130,11 @@ def _address(sock: socket.socket, server: ServerConfig) -> str:
     return f"{scheme}://{host}:{name[1]}"
 
 
-def _config(app: ASGIApp, server: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
+def _config(app: ASGIApp, server: ServerConfig) -> HttpConfig:
+    return HttpConfig(
         app,
-        http=LimitedHttp,
+        head_s=HEAD_S,
+        descriptors=Descriptors(limit()),
         ws="none",
         lifespan="off",
         access_log=False,

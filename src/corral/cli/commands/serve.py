@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.api.app import create_app
+from corral.api.descriptors import raise_limit
 from corral.api.pins import pin_all
 from corral.api.serve import serve as serve_http
 from corral.cli.access import RequestIds
@@ -35,6 +36,7 @@ class _Interrupted(Exception):
 def serve(args: Parsed) -> int:
     """Serve until a signal; returns the exit code. Raises UsageError or LoadError."""
     start_logging(args)
+    raise_limit()
     for note in args.notes:
         logger.warning("%s", note)
     settings = resolve(args)
