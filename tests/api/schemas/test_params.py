@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from tests.api.canned import EOS, N_VOCAB, ByteTokenizer
@@ -225,6 +226,21 @@ def test_bad_bodies(raw: bytes) -> None:
 def test_a_parse_error_names_its_place() -> None:
     with pytest.raises(InvalidRequest, match="parse error at line 2, column"):
         parse_object(b'{"a":\n x}')
+
+
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (b'{"prompt":"\xff\xfe"}', "byte 11 (from 0) is 0xff. Encode"),
+        (b'{"prompt":"\xc3', "byte 11 (from 0) is 0xc3. Encode"),
+        ('{"prompt":"x"}'.encode("utf-16"), "byte 0 (from 0) is 0xff; it looks like UTF-16 or UTF-32. Encode"),
+        ('{"prompt":"x"}'.encode("utf-16-le"), "byte 1 (from 0) is 0x00; it looks like UTF-16 or UTF-32. Encode"),
+        ('{"prompt":"x"}'.encode("utf-32-be"), "byte 0 (from 0) is 0x00; it looks like UTF-16 or UTF-32. Encode"),
+    ],
+)
+def test_a_body_in_another_encoding_is_told_where(raw: bytes, place: str) -> None:
+    with pytest.raises(InvalidRequest, match="the request body is not UTF-8: " + re.escape(place)):
+        parse_object(raw)
 
 
 def test_a_number_beyond_floats_is_refused() -> None:

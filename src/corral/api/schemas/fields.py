@@ -34,7 +34,22 @@ def parse_json(raw: bytes) -> object:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
+        _check_encoding(raw)
         raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
+
+
+def _check_encoding(raw: bytes) -> None:
+    """Raises InvalidRequest for what is not UTF-8. Text in UTF-16 may be, but then has NULs where JSON has none."""
+    wide = "; it looks like UTF-16 or UTF-32" if b"\0" in raw[:4] else ""
+    try:
+        raw.decode()
+        at = raw.find(b"\0", 0, 4)
+    except UnicodeDecodeError as error:
+        at = error.start
+    if at >= 0:
+        raise InvalidRequest(
+            f"the request body is not UTF-8: byte {at} (from 0) is 0x{raw[at]:02x}{wide}. Encode the JSON as UTF-8"
+        )
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
