@@ -197,6 +197,13 @@ def test_what_the_model_is(api: ollama.Client) -> None:
     assert api._request_raw("GET", "/api/version").json()["version"].count(".") == 2
 
 
+def test_tools_work_with_every_template_and_thoughts_with_some(serve_sim: SimServer) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for template, caps in ((plain, ["completion", "tools"]), (TEMPLATE, ["completion", "tools", "thinking"])):
+        http = serve_sim(ServerConfig(port=0, chat_template=template))
+        assert http.post("/api/show", json={"model": "x"}).json()["capabilities"] == caps
+
+
 def test_keys_and_the_simulated_model(serve_sim: SimServer) -> None:
     http = serve_sim(ServerConfig(port=0, alias=("sim",), api_keys=(ApiKey("k"),), api_prefix="/llm"))
     refused = http.post("/llm/api/chat", json={"messages": ASK})

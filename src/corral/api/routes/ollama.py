@@ -61,9 +61,8 @@ async def show(request: Request) -> Response:
     service = service_of(request)
     await read_body(request, lambda fields: fields.text("model"))
     info, chat_model = service.runtime.model.info, service.chat
-    caps = ["completion"]
-    caps += ["tools"] if chat_model.tool_template.caps.supports_tools else []
-    caps += ["thinking"] if chat_model.format.thinking else []
+    # A template that knows no tools gets them described in a message.
+    caps = ["completion", "tools", *(["thinking"] if chat_model.format.thinking else [])]
     family = _family(service)
     return json_response(
         {
