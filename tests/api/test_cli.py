@@ -140,6 +140,7 @@ def test_a_signal_lets_running_requests_finish() -> None:
         assert last["stop"]
         assert last["tokens_predicted"] == 48
         assert server.end() == 0
+        assert server.lines[-1].endswith(" stopped")
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url}/health", timeout=WAIT_S)
 
@@ -175,6 +176,19 @@ def test_it_listens_before_the_model_is_there_and_stops_then_too() -> None:
         assert server.end() == 0
         assert not any("Traceback" in line for line in server.lines)
         assert any("stopping: SIGINT; " in line for line in server.lines)
+        assert server.lines[-1].endswith("stopped: the model was not loaded yet")
+
+
+def test_the_last_line_says_what_is_on_disk_now(tmp_path: Path) -> None:
+    with Server("--cache-disk", str(tmp_path)) as server:
+        url = server.ready()
+        asked = {"prompt": "One two three " * 60, "n_predict": 2}
+        httpx.post(f"{url}/completion", json=asked, timeout=WAIT_S).raise_for_status()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    n_files = len(list(tmp_path.glob("*.kv")))
+    assert n_files
+    assert server.lines[-1].endswith(f"stopped: {n_files} prefix was written to {tmp_path}"), server.lines[-1]
 
 
 def failure(*flags: str) -> tuple[int, list[str]]:

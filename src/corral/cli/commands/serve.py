@@ -71,13 +71,15 @@ class Serving:
             loop.add_signal_handler(number, self.on_signal, number)
         http = asyncio.create_task(self._serve_http())
         try:
-            await self._load_and_serve(http)
+            done = await self._load_and_serve(http)
         finally:
             http.cancel()
             await asyncio.wait([http])
+        logger.info("stopped%s", done)
         return 0
 
-    async def _load_and_serve(self, http: asyncio.Task[None]) -> None:
+    async def _load_and_serve(self, http: asyncio.Task[None]) -> str:
+        """Returns what is to be said at the end."""
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait((http, listening), return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -86,7 +88,7 @@ class Serving:
         try:
             runtime = await asyncio.to_thread(self._load)
         except _Interrupted:
-            return
+            return ": the model was not loaded yet"
         try:
             if self._settings.defaults.n_cache_reuse and not can_move(runtime.traits):
                 logger.warning("--cache-reuse is ignored: this model's memory cannot be shifted")
@@ -99,6 +101,7 @@ class Serving:
             pinning.cancel()
         finally:
             await asyncio.to_thread(runtime.close)
+        return self._written(runtime)
 
     async def _serve_http(self) -> None:
         server = self._settings.server
@@ -131,6 +134,11 @@ class Serving:
         name, url = Path(runtime.model.info.path).stem, self._addresses[0] + self._settings.server.api_prefix
         print(f"{name} is ready on {url} ({runtime.n_slots} slots, up to {runtime.n_ctx_slot} tokens each). Try:")
         print(_example(url, with_key=bool(self._settings.server.api_keys)), flush=True)
+
+    def _written(self, runtime: Runtime) -> str:
+        """What a stopped runtime left on disk since its start; what could not be written was warned of."""
+        folder, n = self._settings.engine.cache_disk, runtime.engine.snapshot.counters.n_shelved
+        return f": {n} {'prefix was' if n == 1 else 'prefixes were'} written to {folder}" if folder and n else ""
 
     async def _until_stopped(self, http: asyncio.Task[None]) -> None:
         """Wait for a signal, then for open requests, at most the drain time."""
