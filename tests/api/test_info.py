@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import httpx
+import openai
 import pytest
 from tests.api.conftest import SimServer
 from tests.api.live import is_idle, send_raw, until
 
 from corral.api.schemas import replies
-from corral.config import ServerConfig
+from corral.config import ApiKey, ServerConfig
 
 
 def test_health(http: httpx.Client) -> None:
@@ -34,6 +35,23 @@ def test_models(http: httpx.Client) -> None:
     assert listed["models"][0]["name"] == listed["data"][0]["id"] == "sim"
     meta = listed["data"][0]["meta"]
     assert (meta["n_ctx"], meta["n_ctx_train"], meta["vocab_type"]) == (2048, 4096, 2)
+
+
+def test_one_model_by_each_of_its_names(serve_sim: SimServer) -> None:
+    """openai's client.models.retrieve."""
+    http = serve_sim(ServerConfig(port=0, alias=("zebra", "org/ant"), api_keys=(ApiKey("k"),)))
+    assert http.get("/v1/models/zebra").status_code == 401
+    http.headers["Authorization"] = "Bearer k"
+    with openai.OpenAI(base_url=f"{str(http.base_url).rstrip('/')}/v1", api_key="k", max_retries=0) as api:
+        (listed,) = api.models.list().data
+        for name in ("zebra", "org/ant"):
+            assert http.get(f"/models/{name}").json()["meta"]["n_ctx"] == 2048
+            found = api.models.retrieve(name)
+            assert (found.id, found.object, found.owned_by) == (listed.id, "model", "llamacpp")
+    missing = http.get("/v1/models/bear")
+    error = missing.json()["error"]
+    assert (missing.status_code, error["code"], error["type"]) == (404, 404, "not_found_error")
+    assert "'bear'" in error["message"] and "'zebra'" in error["message"]
 
 
 def test_the_first_alias_is_the_name(serve_sim: SimServer) -> None:

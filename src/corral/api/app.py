@@ -61,7 +61,8 @@ def routes_of(server: ServerConfig) -> FastAPI:
     )
     for route in ROUTES:
         for path in route.paths:
-            api.add_api_route(prefix + path, route.endpoint, methods=[route.method], **describe(route, path))
+            pattern = prefix + path.replace("{model}", "{model:path}")  # names may have slashes
+            api.add_api_route(pattern, route.endpoint, methods=[route.method], **describe(route, path))
             if route.method == "GET":
-                api.add_route(prefix + path, route.endpoint, methods=["HEAD"], include_in_schema=False)
+                api.add_route(pattern, route.endpoint, methods=["HEAD"], include_in_schema=False)
     return api

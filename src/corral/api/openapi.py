@@ -49,6 +49,7 @@ ROUTES = (
     Route("GET", ("/props",), info.get_props, "server"),
     Route("POST", ("/props",), info.post_props, "server"),
     Route("GET", ("/v1/models", "/models"), info.models, "server"),
+    Route("GET", ("/v1/models/{model}", "/models/{model}"), info.model, "server"),
     Route("GET", ("/slots",), slots.slots, "server"),
     Route("POST", ("/slots/{id_slot}",), slot_files.slot_action, "server", doc.SlotFileRequest),
     Route("GET", ("/cache",), cache.list_cache, "cache"),

@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from corral.api.dialects.settings import public_settings_json
 from corral.api.routes.body import json_response
+from corral.api.schemas.fields import quoted
 from corral.api.service import BUILD, Service, service_of
 from corral.chat.loaded import token_text
-from corral.errors import NotSupported
+from corral.errors import NotFound, NotSupported
 from corral.tasks import Limits
 
 Json = dict[str, object]
@@ -38,6 +39,15 @@ async def models(request: Request) -> Response:
     """The one model that is served, as Ollama's and OpenAI's clients list it."""
     service = service_of(request)
     return json_response({"models": [_ollama_model(service)], "object": "list", "data": [_openai_model(service)]})
+
+
+async def model(request: Request) -> Response:
+    """The model, under one of its names."""
+    service, asked = service_of(request), request.path_params["model"]
+    names = sorted({service.model, *service.server.alias})
+    if asked not in names:
+        raise NotFound(f"model {quoted(asked)} is not served; its name is {' or '.join(map(quoted, names))}")
+    return json_response(_openai_model(service))
 
 
 def _props(service: Service) -> Json:
