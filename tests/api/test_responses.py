@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,10 @@ from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, cann
 from tests.api.live import client
 from tests.api.sequences import ResponseStream, check_response
 
+from corral.api import response_store
 from corral.api.response_store import ResponseStore, Stored
 from corral.config import ApiKey
-from corral.errors import DecodeFailed, LoadError
+from corral.errors import DecodeFailed, LoadError, ServerError
 from corral.events import Event, Failed, StopReason
 from corral.ids import TenantId
 from corral.tasks import Task
@@ -277,6 +280,66 @@ def test_a_file_that_is_none_is_a_load_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "x.db", tmp_path / "x.db"):
         with pytest.raises(LoadError, match="cannot keep responses in"):
             ResponseStore(path, 2).open()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite finds no room for anything more."""
+    connect = sqlite3.connect
+
+    def limited(*args: Any, **settings: Any) -> sqlite3.Connection:
+        db = connect(*args, **settings)
+        db.execute("PRAGMA max_page_count = 1")
+        return db
+
+    monkeypatch.setattr(response_store.sqlite3, "connect", limited)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_what_cannot_be_kept_is_answered_and_told_once(
+    http: httpx.Client, engine: CannedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script = says("word " * 5000)
+    made = whole(http)
+    assert made["output"][0]["content"][0]["text"].startswith("word ")
+    assert streamed(http).response["status"] == "completed"
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told.levelno == logging.WARNING and made["id"] in told.message and "is full" in told.message
+    assert http.get(f"/v1/responses/{made['id']}").status_code == 404
+    refused = http.post("/v1/responses", json={"input": "x", "previous_response_id": made["id"]})
+    assert refused.status_code == 400 and "not found" in refused.json()["error"]["message"]
+
+
+def test_a_damaged_file_is_an_error_that_says_so(
+    engine: CannedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "responses.db"
+    with client(canned_runtime(engine), replace(SERVER, responses_store=path)) as http:
+        made = whole(http, tools=[])
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.write_bytes(b"no database at all" * 1000)
+        url = f"/v1/responses/{made['id']}"
+        body = {"input": "x", "previous_response_id": made["id"]}
+        for reply in (http.get(url), http.delete(url), http.post("/v1/responses", json=body)):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["type"]) == (500, "server_error")
+            assert "--responses-store" in error["message"] and "not a database" in error["message"]
+        assert whole(http, tools=[])["output"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("column", ["reply", "items"])
+@pytest.mark.parametrize("value", [b"{", 5, "[", b"5"])
+def test_a_damaged_response_is_an_error_that_says_so(tmp_path: Path, column: str, value: object) -> None:
+    store = ResponseStore(tmp_path / "responses.db", 2)
+    store.open()
+    store.put(TenantId("t"), Stored({"id": "resp_1"}, []))
+    with sqlite3.connect(store.path) as db:
+        db.execute(f"UPDATE responses SET {column} = ?", (value,))
+    db.close()
+    with pytest.raises(ServerError, match="cannot be read: a response is damaged"):
+        store.get(TenantId("t"), "resp_1")
 
 
 def test_arguments_are_text(http: httpx.Client, engine: CannedEngine) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from corral.api.schemas.fields import Json
-from corral.errors import LoadError
+from corral.errors import LoadError, ServerError
 from corral.ids import TenantId
 
 _TABLE = """
@@ -32,9 +32,16 @@ class Stored:
     items: list[Json]
 
 
+class _Damaged(Exception):
+    """A row that this program did not write so."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseStore:
-    """Safe to use from several threads and processes: each call opens the file anew. Calls may take milliseconds."""
+    """Safe to use from several threads and processes: each call opens the file anew. Calls may take milliseconds.
+
+    A disk that is full, a file that is damaged and the like are a ServerError with the reason.
+    """
 
     path: Path
     n_max: int
@@ -53,22 +60,30 @@ class ResponseStore:
     def put(self, tenant: TenantId, stored: Stored) -> None:
         """Keep a response under its id; the oldest beyond ``n_max`` go."""
         row = (stored.reply["id"], tenant, orjson.dumps(stored.reply), orjson.dumps(stored.items))
-        with self._connected() as db:
+        with self._using("written") as db:
             number = db.execute("INSERT INTO responses (id, tenant, reply, items) VALUES (?, ?, ?, ?)", row).lastrowid
             db.execute("DELETE FROM responses WHERE number <= ?", ((number or 0) - self.n_max,))
 
     def get(self, tenant: TenantId, response_id: str) -> Stored | None:
         """None if there is none of this tenant."""
-        with self._connected() as db:
+        with self._using("read") as db:
             query = "SELECT reply, items FROM responses WHERE id = ? AND tenant = ?"
             row = db.execute(query, (response_id, tenant)).fetchone()
-        return None if row is None else Stored(orjson.loads(row[0]), orjson.loads(row[1]))
+            return None if row is None else _stored(*row)
 
     def delete(self, tenant: TenantId, response_id: str) -> bool:
         """False if there was none of this tenant."""
-        with self._connected() as db:
+        with self._using("written") as db:
             query = "DELETE FROM responses WHERE id = ? AND tenant = ?"
             return db.execute(query, (response_id, tenant)).rowcount > 0
+
+    @contextlib.contextmanager
+    def _using(self, done: str) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._connected() as db:
+                yield db
+        except (OSError, sqlite3.Error, _Damaged) as error:
+            raise ServerError(f"the file of --responses-store cannot be {done}: {error}") from None
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -76,3 +91,13 @@ class ResponseStore:
             db.execute("PRAGMA synchronous = NORMAL")
             with db:
                 yield db
+
+
+def _stored(reply: object, items: object) -> Stored:
+    try:
+        read = Stored(orjson.loads(reply), orjson.loads(items))  # type: ignore[arg-type]
+    except orjson.JSONDecodeError as error:
+        raise _Damaged(f"a response is damaged: {error}") from None
+    if not isinstance(read.reply, dict) or not isinstance(read.items, list):
+        raise _Damaged("a response is damaged")
+    return read

@@ -12,6 +12,7 @@ from corral.api.lanes import Lanes
 from corral.api.response_store import ResponseStore
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
+from corral.api.seldom import Seldom
 from corral.api.sessions import Sessions
 from corral.chat.jobs import ChatModel
 from corral.chat.loaded import chat_model_of
@@ -76,6 +77,7 @@ class Service:
     adapters: DefaultAdapters
     lanes: Lanes = field(default_factory=Lanes)
     responses: ResponseStore | None = None
+    unkept: Seldom = field(default_factory=Seldom)
     sessions: Sessions = field(default_factory=Sessions)
     scrapes: Scrapes = field(default_factory=Scrapes)
 

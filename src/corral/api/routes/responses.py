@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,9 @@ from corral.api.schemas.chat import Chat, count_tokens
 from corral.api.schemas.fields import Fields, Json
 from corral.api.schemas.responses import Recall, ResponsesBody, read_responses_body
 from corral.api.service import Service, service_of, tenant_of
-from corral.errors import InvalidRequest, NotFound, NotSupported
+from corral.errors import InvalidRequest, NotFound, NotSupported, ServerError
+
+log = logging.getLogger("corral.api")
 
 
 async def responses(request: Request) -> Response:
@@ -89,12 +92,26 @@ def _recall(request: Request) -> Recall:
 
 
 def _keeper(request: Request, body: ResponsesBody, dialect: ResponsesDialect) -> BeforeEnd:
-    """Keeps the reply before the client has all of it: the next request may name it at once."""
-    store, tenant = _store(service_of(request)), tenant_of(request)
+    """Keeps the reply before the client has all of it: the next request may name it at once.
+
+    A reply that cannot be kept is answered all the same.
+    """
+    service, tenant = service_of(request), tenant_of(request)
+    store = _store(service)
 
     async def keep() -> None:
         output = dialect.reply["output"]
         assert isinstance(output, list)
-        await asyncio.to_thread(store.put, tenant.id, Stored(dialect.reply, [*body.items, *output]))
+        try:
+            await asyncio.to_thread(store.put, tenant.id, Stored(dialect.reply, [*body.items, *output]))
+        except ServerError as error:
+            _tell_unkept(service, dialect.id, error)
 
     return keep
+
+
+def _tell_unkept(service: Service, name: str, error: ServerError) -> None:
+    n_held = service.unkept.take()
+    if n_held is not None:
+        others = f"; {n_held} others were not kept either since this was last said" if n_held else ""
+        log.warning("%s was answered but is not kept: %s%s", name, error, others)
