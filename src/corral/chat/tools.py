@@ -13,6 +13,8 @@ MAX_DEPTH = 64
 """How deep a schema may nest: deeper ones are attacks, and template filters and grammars recurse."""
 
 _EMPTY: Json = {"type": "object", "properties": {}}
+_NONE: Json = {**_EMPTY, "additionalProperties": False}
+"""What a function without parameters is held to; templates print it as they print ``_EMPTY``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def _read_tool(value: object, index: int) -> Tool:
     if description is not None and not isinstance(description, str):
         raise InvalidRequest(f"{where}: 'description' of function '{name}' must be a string")
     full = {**value, "function": {**function, "description": description or "", "parameters": schema}}
-    return Tool(name, schema, full, function.get("strict") is True)
+    return Tool(name, _NONE if parameters is None else schema, full, function.get("strict") is True)
 
 
 def _is_deep(value: object, left: int) -> bool:

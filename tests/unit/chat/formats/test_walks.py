@@ -123,6 +123,20 @@ def test_a_forced_reply_is_calls_and_nothing_else(format: Format, control: bool)
             assert parallel or len(reply.calls) == 1, text
 
 
+@pytest.mark.parametrize("left_out", [{}, {"parameters": None}], ids=["omitted", "null"])
+@pytest.mark.parametrize(("format", "control"), CASES)
+def test_a_function_without_parameters_gets_no_arguments(format: Format, control: bool, left_out: Any) -> None:
+    walker = walker_of(format, control)
+    tools = read_tools([{"type": "function", "function": {"name": "now", **left_out}}])
+    constraint = call_constraint(format, tools, Wanted(ToolChoice("required"), False), walker.tokenizer.literal)
+    assert constraint is not None
+    for seed in range(N_WALKS):
+        text = walker.walk(constraint, seed)
+        reader = Reader(format, Expect(tools), new_id)
+        (call,) = whole_reply([*reader.feed(text), *reader.finish()]).calls
+        assert (call.name, json.loads(call.arguments)) == ("now", {}), text
+
+
 @pytest.mark.parametrize("format", [one for one in FORMATS if one.name not in ONE_BY_ONE], ids=lambda one: one.name)
 def test_several_calls_are_made_where_they_may_be(format: Format) -> None:
     walker = walker_of(format, control=True)
