@@ -7,10 +7,11 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
-from corral.api.schemas.chat import render_chat
+from corral.api.schemas.chat import read_request, render_chat
+from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import read_salt
-from corral.api.schemas.prompt import Prompt, check_fits, read_prompt, within
+from corral.api.schemas.prompt import Prompt, check_fits, check_form, read_prompt, within
 from corral.api.service import Service
 from corral.config import ServerConfig
 from corral.engine.pins import check_room, pin_name, pinned_prefix
@@ -38,7 +39,7 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
     """
     tokenizer, n_ctx, named = service.runtime.model.tokenizer, service.runtime.n_ctx_slot, _named(fields)
     if named == "messages":
-        _, rendered = render_chat(fields.with_default("add_generation_prompt", False), service)
+        _, rendered = render_chat(_without_head(fields), service)
         check_fits([rendered.text], tokenizer, n_ctx)
         tokens = within(service.chat.tokens(rendered), n_ctx)
     else:
@@ -46,6 +47,10 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
     if not tokens:
         raise InvalidRequest(f"Field '{named}': there is nothing to keep: no tokens")
     return Prefix(tokens, read_salt(fields))
+
+
+def _without_head(fields: Fields) -> Fields:
+    return fields.with_default("add_generation_prompt", False)
 
 
 def _named(fields: Fields) -> str:
@@ -113,14 +118,25 @@ def _check_room(service: Service, task: Task) -> None:
             raise
 
 
-def check_pins(server: ServerConfig) -> None:
+def check_pins(server: ServerConfig, defaults: Defaults) -> None:
     """What can be known of --pin-file without a model. Raises LoadError."""
     for i, body in enumerate(server.pins, 1):
         try:
-            _named(Fields(body))
+            _check_prefix(Fields(body), server, defaults)
             _check_owner(Fields(body), server)
         except InvalidRequest as error:
             raise LoadError(f"pin {i}: {error}") from None
+
+
+def _check_prefix(fields: Fields, server: ServerConfig, defaults: Defaults) -> None:
+    """What ``read_prefix`` would refuse whatever the model is."""
+    named = _named(fields)
+    read_salt(fields)
+    fields.text("api_key")
+    if named == "messages":
+        read_request(_without_head(fields), server, defaults, can_several=True)
+    else:
+        check_form(fields.value(named))
 
 
 async def pin_all(service: Service) -> None:

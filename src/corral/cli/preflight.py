@@ -32,7 +32,7 @@ def check(args: Parsed, settings: Settings) -> None:
         check_shape(settings.context, n_ctx_train=0)
     _check_template(args)
     with _named("--pin-file"):
-        check_pins(settings.server)
+        check_pins(settings.server, settings.defaults)
     _check_certificate(settings.server)
     _check_slot_folder(settings.server.slot_save_path)
     with _named("--cache-disk"):

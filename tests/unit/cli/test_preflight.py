@@ -171,6 +171,16 @@ def test_pins(tmp_path: Path) -> None:
         ("{}", "pin 1: one of"),
         ('{"prompt": "x", "api_key": "other"}', "pin 1: each API key has prefixes of its own"),
         ("no json", "line 1: not JSON"),
+        ('{"messages": 5, "api_key": "mine"}', "pin 1: Expected 'messages' to be an array"),
+        ('{"messages": [{"role": "user"}], "api_key": "mine"}', "pin 1: All non-assistant messages must contain"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": 5, "api_key": "mine"}', "pin 1: Failed to parse"),
+        ('{"prompt": 5, "api_key": "mine"}', 'pin 1: "prompt" elements must be'),
+        ('{"prompt": [], "api_key": "mine"}', 'pin 1: "prompt" must not be empty'),
+        ('{"prompt": {"prompt_string": 5}, "api_key": "mine"}', 'pin 1: "prompt" elements must be'),
+        ('{"tokens": [1, -1], "api_key": "mine"}', "pin 1: Prompt contains invalid tokens: -1 is less than 0"),
+        ('{"tokens": [1, 1.5], "api_key": "mine"}', 'pin 1: "prompt" elements must be'),
+        ('{"prompt": "x", "cache_salt": 5, "api_key": "mine"}', "pin 1: Field 'cache_salt': type must be string"),
+        ('{"prompt": "x", "api_key": 5}', "pin 1: Field 'api_key': type must be string, but is number"),
     ):
         file.write_text(line)
         told = refusal("--pin-file", file, "--api-key", "mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corral.api.schemas.absent import refuse_in_chat
+from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields, check_size, type_name
 from corral.api.schemas.params import Params, read_params
 from corral.api.schemas.prompt import Prompt, check_fits, within
@@ -15,6 +16,7 @@ from corral.chat.held import held
 from corral.chat.jobs import ChatRequest, ReasoningFormat, Rendered
 from corral.chat.messages import read_messages
 from corral.chat.tools import read_tool_choice, read_tools
+from corral.config import ServerConfig
 from corral.errors import InvalidRequest
 from corral.ports import Rollback
 from corral.tasks import ThoughtBudget
@@ -80,7 +82,8 @@ def _thoughts(
 
 def render_chat(fields: Fields, service: Service) -> tuple[ChatRequest, Rendered]:
     """The request and its prompt. Raises InvalidRequest."""
-    request = _read_request(fields, service)
+    can_several = service.chat.tool_template.caps.supports_parallel_tool_calls
+    request = read_request(fields, service.server, service.defaults, can_several)
     return request, service.chat.render(request)
 
 
@@ -89,20 +92,20 @@ def count_tokens(fields: Fields, service: Service) -> int:
     return len(service.chat.tokens(render_chat(fields, service)[1]))
 
 
-def _read_request(fields: Fields, service: Service) -> ChatRequest:
+def read_request(fields: Fields, server: ServerConfig, defaults: Defaults, can_several: bool) -> ChatRequest:
+    """What a body asks, whatever the model is but for ``can_several`` calls in a reply. Raises InvalidRequest."""
     refuse_in_chat(fields)
     tools = read_tools(fields.value("tools"))
     choice = read_tool_choice(fields.value("tool_choice"), tools)
     if choice.mode != "none" and fields.value("grammar") is not None:
         raise InvalidRequest("Cannot use custom grammar constraints with tools.")
     messages = read_messages(fields.value("messages"))
-    server = service.server
     return ChatRequest(
-        conversation=_conversation(fields, messages, service),
+        conversation=_conversation(fields, messages, defaults),
         tools=tools,
         choice=choice,
-        parallel=fields.boolean("parallel_tool_calls", service.chat.tool_template.caps.supports_parallel_tool_calls),
-        kwargs=_template_kwargs(fields, service),
+        parallel=fields.boolean("parallel_tool_calls", can_several),
+        kwargs=_template_kwargs(fields, server),
         reasoning=_reasoning_format(fields, server.reasoning_format),
         budget=read_chat_budget(fields, server),
         budget_message=read_budget_message(fields, server),
@@ -113,10 +116,10 @@ def _read_request(fields: Fields, service: Service) -> ChatRequest:
     )
 
 
-def _conversation(fields: Fields, messages: list[dict[str, object]], service: Service) -> Conversation:
+def _conversation(fields: Fields, messages: list[dict[str, object]], defaults: Defaults) -> Conversation:
     return read_conversation(
         messages,
-        prefill=service.defaults.prefill_assistant,
+        prefill=defaults.prefill_assistant,
         continue_final=_continue_final(fields),
         add_generation_prompt=fields.boolean("add_generation_prompt", True),
     )
@@ -144,9 +147,8 @@ def _reasoning_format(fields: Fields, default: str) -> ReasoningFormat:
     return _FORMATS[name]
 
 
-def _template_kwargs(fields: Fields, service: Service) -> dict[str, object]:
+def _template_kwargs(fields: Fields, server: ServerConfig) -> dict[str, object]:
     """Variables for the template: the server's, over them the request's, over these its ``reasoning_effort``."""
-    server = service.server
     kwargs: dict[str, object] = {"enable_thinking": server.reasoning != "off"}
     _set_effort(kwargs, server.reasoning_effort)
     own = fields.object("chat_template_kwargs") or {}

@@ -62,8 +62,24 @@ def read_prompt(value: object, tokenizer: Tokenizer, n_ctx: int) -> Prompt:
         is_text = isinstance(value[0], str)
         return within(tuple(read_mixed(value, tokenizer, add_special=is_text, parse_special=True)), n_ctx)
     if isinstance(value, dict):
-        return _read_object(value, tokenizer, n_ctx)
-    raise InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
+        return read_prompt(_text_of(value), tokenizer, n_ctx)
+    raise _no_prompt(value)
+
+
+def check_form(value: object) -> None:
+    """Raises InvalidRequest for what ``read_prompt`` refuses whatever the model is."""
+    if isinstance(value, dict):
+        _text_of(value)
+    elif isinstance(value, list) and value and _is_tokens(value):
+        for item in value:
+            if not isinstance(item, str):
+                _token(item)
+    elif not isinstance(value, str):
+        raise _no_prompt(value)
+
+
+def _no_prompt(value: object) -> InvalidRequest:
+    return InvalidRequest('"prompt" must not be empty' if value == [] else _FORMS)
 
 
 def read_mixed(
@@ -81,6 +97,14 @@ def read_mixed(
         else:
             tokens.append(read_token(name, i, item, tokenizer) if name else _prompt_token(item, tokenizer))
     return tokens
+
+
+def _token(value: object) -> Token:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(_FORMS)
+    if value < 0:
+        raise InvalidRequest(f"Prompt contains invalid tokens: {value} is less than 0")
+    return value
 
 
 def _prompt_token(value: object, tokenizer: Tokenizer) -> Token:
@@ -107,10 +131,10 @@ def _is_tokens(value: list[object]) -> bool:
     return any(numbers) and all(number or isinstance(item, str) for number, item in zip(numbers, value, strict=True))
 
 
-def _read_object(value: dict[str, object], tokenizer: Tokenizer, n_ctx: int) -> Prompt:
+def _text_of(value: dict[str, object]) -> str:
     if value.get("multimodal_data"):
         raise InvalidRequest("Multimodal data provided, but model does not support multimodal requests.")
     text = value.get("prompt_string")
     if not isinstance(text, str):
         raise InvalidRequest(_FORMS)
-    return read_prompt(text, tokenizer, n_ctx)
+    return text
