@@ -17,7 +17,7 @@ from corral.llm.batch import Batch
 from corral.llm.chats import Chats, ChatSettings
 from corral.llm.completion import Completion, completion
 from corral.llm.params import DEFAULTS, SamplingParams
-from corral.llm.prompt import Asked, Prompt, prompts_of
+from corral.llm.prompt import Asked, Prompt, prompts_of, tokens_of
 from corral.runtime import Runtime
 from corral.tasks import Sampling, Task, TaskGroup
 
@@ -154,9 +154,8 @@ class LLM:
     def _asked(self, prompt: Prompt, params: SamplingParams) -> Asked:
         if params.thinking_token_budget is not None:
             raise InvalidRequest("thinking_token_budget: only conversations have thoughts; use chat")
-        if isinstance(prompt, str):
-            prompt = self._runtime.model.tokenizer.tokenize(prompt, add_special=True, parse_special=True)
-        return self._checked(Asked(tuple(prompt), params, params.sampling()))
+        tokens = tokens_of(prompt, self._runtime.model.tokenizer)
+        return self._checked(Asked(tokens, params, params.sampling()))
 
     def _checked(self, asked: Asked) -> Asked:
         """Its faults are found here, before anything runs."""

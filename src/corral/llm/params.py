@@ -9,6 +9,7 @@ from typing import Any
 
 from corral.errors import InvalidRequest
 from corral.ids import CacheKey, Token
+from corral.llm.checks import check_extra, check_fields
 from corral.tasks import MAX_PRIORITY, NO_KEY, Constraint, ConstraintKind, Limits, Sampling
 
 _HELD_BY = ("grammar", "json_schema", "regex", "choice", "lark")
@@ -16,13 +17,13 @@ _HELD_BY = ("grammar", "json_schema", "regex", "choice", "lark")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to generate, in vLLM's names.
+    """How to generate, in vLLM's names. Raises InvalidRequest for a field that is not what it must be.
 
-    ``max_tokens`` None: up to the end of the context. ``temperature`` 0 is greedy. ``seed`` None is random; choice i of
-    n gets seed + i. ``logprobs``: how many likely tokens to tell at each position; ``prompt_logprobs``: the same for
-    the prompt, which is then computed from its beginning and leaves no prefix. ``grammar`` is GBNF, ``json_schema`` a
-    schema or its text, ``regex`` what the whole text must match, ``choice`` texts of which it is one, ``lark`` a
-    grammar as llguidance reads it: one of the five.
+    ``max_tokens`` None or -1: up to the end of the context. ``temperature`` 0 is greedy. ``seed`` None is random;
+    choice i of n gets seed + i. ``logprobs``: how many likely tokens to tell at each position; ``prompt_logprobs``: the
+    same for the prompt, which is then computed from its beginning and leaves no prefix. ``grammar`` is GBNF,
+    ``json_schema`` a schema or its text, ``regex`` what the whole text must match, ``choice`` texts of which it is one,
+    ``lark`` a grammar as llguidance reads it: one of the five.
 
     ``lora``: scales of adapters by their place in the list that LLM was given, those not named 0; None takes all as
     they were given. ``priority``, -100 to 100: unlike with vLLM a higher one is more urgent; it goes first, and takes
@@ -51,7 +52,7 @@ class SamplingParams:
     grammar: str = ""
     json_schema: Mapping[str, Any] | str | None = None
     regex: str = ""
-    choice: Sequence[str] = ()
+    choice: Sequence[str] | None = None
     lark: str = ""
     lora: Mapping[int, float] | None = None
     priority: int = 0
@@ -61,9 +62,8 @@ class SamplingParams:
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = {one.name for one in fields(Sampling)}
-        if unknown := sorted(self.extra_args.keys() - known):
-            raise TypeError(f"Sampling has no field {unknown[0]!r}")
+        check_fields({one.name: getattr(self, one.name) for one in fields(self)})
+        check_extra(self.extra_args)
 
     def sampling(self) -> Sampling:
         """Raises InvalidRequest if text is to be held to several things."""
@@ -102,7 +102,7 @@ class SamplingParams:
         texts = {
             ConstraintKind.JSON_SCHEMA: self._schema(),
             ConstraintKind.REGEX: self.regex,
-            ConstraintKind.LARK: self.lark or _one_of(self.choice),
+            ConstraintKind.LARK: self.lark or _one_of(self.choice or ()),
         }
         if sum(bool(getattr(self, name)) or getattr(self, name) == {} for name in _HELD_BY) > 1:
             raise InvalidRequest(f"use one of {', '.join(_HELD_BY)}")

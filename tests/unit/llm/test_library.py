@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.api.live import until
@@ -66,6 +67,12 @@ def test_one_prompt_as_text_or_tokens_is_not_a_list_of_prompts(llm: LLM) -> None
     assert len(llm.generate("ab", GREEDY)) == 1
     assert len(llm.generate([97, 98], GREEDY)) == 1
     assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[5], []], [[5.5]], [None], 5, [[True]], [["a"]]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompts?: must be text or a list of token ids"):
+        llm.generate(prompts, GREEDY)
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_anything_runs(llm: LLM) -> None:
