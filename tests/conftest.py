@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.model.tiny import write_tiny_jamba, write_tiny_llama, write_tiny_mamba
+from tests.model.tiny import write_tiny_jamba, write_tiny_lfm2, write_tiny_llama, write_tiny_mamba
 
 from corral.errors import LoadError
 
@@ -33,6 +33,25 @@ def tiny_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cells and a state for each row; the vocabulary of ``tiny_model``."""
     return write_tiny_jamba(tmp_path_factory.mktemp("models") / "hybrid.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_window_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state for each row and attention to the last 16 positions only; the vocabulary of ``tiny_model``."""
+    return write_tiny_lfm2(tmp_path_factory.mktemp("models") / "window-hybrid.gguf", window=16)
+
+
+@pytest.fixture(scope="session")
+def kinds_of_models(
+    tiny_model: Path,
+    tiny_window_model: Path,
+    tiny_recurrent_model: Path,
+    tiny_hybrid_model: Path,
+    tiny_window_hybrid_model: Path,
+) -> dict[str, Path]:
+    """One model for each kind of memory."""
+    paths = {"attention": tiny_model, "window": tiny_window_model, "recurrent": tiny_recurrent_model}
+    return paths | {"hybrid": tiny_hybrid_model, "hybrid-window": tiny_window_hybrid_model}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 MIB = 1024 * 1024
@@ -72,6 +72,11 @@ class ContextConfig:
     swa_full: bool = False
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
+
+
+def on_split_kv(config: ContextConfig) -> ContextConfig:
+    """The same with a pool for each row, and no more rows than that needs."""
+    return replace(config, kv_unified=False, n_rows=n_rows_for(config.n_slots, False)) if config.kv_unified else config
 
 
 @dataclass(frozen=True, slots=True)

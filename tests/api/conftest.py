@@ -36,7 +36,7 @@ def simulated(
     n_rows = n_slots + 2 * unified
     context = ContextConfig(n_ctx, n_slots, n_rows, n_batch=n_batch, n_ubatch=n_batch, kv_unified=unified)
     engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True, **settings)
-    spec = SimSpec(adapters=adapters, kind=kind, window=16 if kind is Kind.SLIDING else 0)
+    spec = SimSpec(adapters=adapters, kind=kind, window=16 if kind.has_window else 0)
     runtime = Runtime.simulated(context, engine, spec, clock)
     try:
         yield runtime

@@ -33,7 +33,7 @@ CONFIG = ContextConfig(
     type_k="f32",
     type_v="f32",
 )
-KINDS = ("attention", "window", "window-full", "recurrent", "hybrid")
+KINDS = ("attention", "window", "window-full", "recurrent", "hybrid", "hybrid-window", "hybrid-window-full")
 
 
 @dataclass
@@ -153,12 +153,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def weights(
-    kind: str, tiny_model: Path, tiny_window_model: Path, tiny_recurrent_model: Path, tiny_hybrid_model: Path
-) -> Iterator[LlamaModel]:
-    paths = {"attention": tiny_model, "window": tiny_window_model, "window-full": tiny_window_model}
-    paths |= {"recurrent": tiny_recurrent_model, "hybrid": tiny_hybrid_model}
-    model = LlamaModel.load(ModelConfig(paths[kind]))
+def weights(kind: str, kinds_of_models: dict[str, Path]) -> Iterator[LlamaModel]:
+    model = LlamaModel.load(ModelConfig(kinds_of_models[kind.removesuffix("-full")]))
     yield model
     model.close()
 
@@ -175,9 +171,12 @@ def alone(weights: LlamaModel) -> Iterator[LlamaContext]:
 def test_what_follows_depends_on_the_tokens_alone(
     kind: str, weights: LlamaModel, alone: LlamaContext, unified: bool
 ) -> None:
-    context = weights.new_context(replace(CONFIG, kv_unified=unified, swa_full=kind == "window-full"))
+    # Many unequal rows in one ubatch: on unified KV that went wrong with windows and states at once.
+    n_ubatch = CONFIG.n_batch if kind.startswith("hybrid-window") else CONFIG.n_ubatch
+    shape = replace(CONFIG, kv_unified=unified, n_ubatch=n_ubatch, swa_full=kind.endswith("-full"))
+    context = weights.new_context(shape)
     done: dict[str, int] = {}
-    for seed in range(3):
+    for seed in (4, 11, 17):
         player = Player(context, alone, random.Random(seed), done=done)
         for row in range(N_ROWS):
             context.apply(Trim(RowId(row), 0))
@@ -204,7 +203,7 @@ def test_sizes_of_saved_rows_are_known_at_load(weights: LlamaModel, unified: boo
 
 def test_greedy_text_varies_and_depends_on_its_first_token(alone: LlamaContext) -> None:
     """Else the law above would say little."""
-    prompt = tuple(random.Random(0).randrange(3, 354) for _ in range(40))
+    prompt = tuple(random.Random(0).randrange(3, 354) for _ in range(24))
     texts = {tuple(greedy(alone, (first, *prompt))) for first in range(5, 350, 30)}
     assert len(texts) > 1
     assert any(len(set(text)) > 1 for text in texts)

@@ -38,22 +38,21 @@ def answer(runtime: Runtime, prompt: tuple[Token, ...], **fields: Any) -> Finish
 
 
 SYSTEM = tuple(range(20, 84))
-KINDS = pytest.mark.parametrize("kind", ["attention", "window", "window-full", "recurrent", "hybrid"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["attention", "window", "window-full", "recurrent", "hybrid", "hybrid-window", "hybrid-window-full"]
+)
 
 
 @pytest.fixture
-def weights(
-    kind: str, tiny_model: Path, tiny_window_model: Path, tiny_recurrent_model: Path, tiny_hybrid_model: Path
-) -> Path:
+def weights(kind: str, kinds_of_models: dict[str, Path]) -> Path:
     """A tiny model with the kind of memory; the window (16) is shorter than the prompts here."""
-    paths = {"attention": tiny_model, "recurrent": tiny_recurrent_model, "hybrid": tiny_hybrid_model}
-    return paths.get(kind, tiny_window_model)
+    return kinds_of_models[kind.removesuffix("-full")]
 
 
 @contextmanager
 def served(path: Path, kind: str, unified: bool = True, **more: Any) -> Iterator[Runtime]:
     """``more`` are further fields of the engine's settings."""
-    shape = replace(CONTEXT, kv_unified=unified, n_rows=6 if unified else 2, swa_full=kind == "window-full")
+    shape = replace(CONTEXT, kv_unified=unified, n_rows=6 if unified else 2, swa_full=kind.endswith("-full"))
     settings = EngineConfig(n_slots=2, min_checkpoint=8, audit=True, **more)
     runtime = Runtime.open(ModelConfig(path), replace(shape, type_k="f32", type_v="f32", flash_attn=False), settings)
     try:

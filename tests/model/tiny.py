@@ -14,6 +14,13 @@ PRINTABLE = tuple("▁" if code == 32 else chr(code) for code in range(32, 127))
 
 N_VOCAB = len(SPECIAL) + 256 + len(PRINTABLE)
 
+N_KV = N_EMBD // N_HEAD * N_HEAD_KV
+ATTENTION = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (N_KV, N_EMBD), "attn_v": (N_KV, N_EMBD)}
+ATTENTION |= {"attn_output": (N_EMBD, N_EMBD)}
+FEED = {"ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD), "ffn_down": (N_EMBD, N_FF)}
+CONVOLUTION = {"shortconv.conv": (N_EMBD, N_CONV), "shortconv.in_proj": (3 * N_EMBD, N_EMBD)}
+CONVOLUTION |= {"shortconv.out_proj": (N_EMBD, N_EMBD)}
+
 
 def write_tiny_llama(
     path: Path, *, seed: int = 0, arch: str = "llama", name: str = "Tiny", window: int = 0, n_ctx: int = N_CTX
@@ -74,10 +81,6 @@ def write_tiny_jamba(path: Path, *, seed: int = 0) -> Path:
     _add_vocabulary(writer)
     draw = np.random.default_rng(seed)
     _add_ends(writer, draw)
-    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
-    attention = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
-    attention |= {"attn_output": (N_EMBD, N_EMBD)}
-    feed = {"ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD), "ffn_down": (N_EMBD, N_FF)}
     for layer in range(3):
         if layer != 1:
             _add_state_layer(writer, draw, layer)
@@ -86,9 +89,43 @@ def write_tiny_jamba(path: Path, *, seed: int = 0) -> Path:
         else:
             writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(N_EMBD, np.float32))
         writer.add_tensor(f"blk.{layer}.ffn_norm.weight", np.ones(N_EMBD, np.float32))
-        for name, shape in (feed | (attention if layer == 1 else {})).items():
+        for name, shape in (FEED | (ATTENTION if layer == 1 else {})).items():
             weights = draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
             writer.add_tensor(f"blk.{layer}.{name}.weight", weights)
+    _write(writer)
+    return path
+
+
+def write_tiny_lfm2(path: Path, *, seed: int = 0, window: int = 16) -> Path:
+    """A hybrid whose attention sees the last ``window`` positions only: a convolution, three layers of it, another one.
+
+    All the cells of such a model are window cells; the main pool counts positions and stores nothing. Over its layers a
+    token reaches further than the window: over 50 positions.
+    """
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(N_EMBD)
+    n_head_kv = [0, N_HEAD_KV, N_HEAD_KV, N_HEAD_KV, 0]
+    writer.add_block_count(len(n_head_kv))
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_shortconv_l_cache(N_CONV)
+    writer.add_sliding_window(window)
+    _add_vocabulary(writer)
+    draw = np.random.default_rng(seed)
+    _add_ends(writer, draw, norm="token_embd_norm")
+    for layer, n in enumerate(n_head_kv):
+        shapes = FEED | (ATTENTION if n else CONVOLUTION)
+        for name, shape in shapes.items():
+            weights = draw.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weights)
+        norms = {"attn_norm": N_EMBD, "ffn_norm": N_EMBD}
+        norms |= {"attn_q_norm": N_EMBD // N_HEAD, "attn_k_norm": N_EMBD // N_HEAD} if n else {}
+        for name, size in norms.items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(size, np.float32))
     _write(writer)
     return path
 
@@ -100,10 +137,10 @@ def _add_state_sizes(writer: gguf.GGUFWriter) -> None:
     writer.add_ssm_conv_kernel(N_CONV)
 
 
-def _add_ends(writer: gguf.GGUFWriter, draw: np.random.Generator) -> None:
+def _add_ends(writer: gguf.GGUFWriter, draw: np.random.Generator, norm: str = "output_norm") -> None:
     writer.add_tensor("token_embd.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
     writer.add_tensor("output.weight", draw.normal(0, 0.3, (N_VOCAB, N_EMBD)).astype(np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    writer.add_tensor(f"{norm}.weight", np.ones(N_EMBD, np.float32))
 
 
 def _add_state_layer(writer: gguf.GGUFWriter, draw: np.random.Generator, layer: int) -> None:
@@ -144,10 +181,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 def _add_weights(writer: gguf.GGUFWriter, seed: int, *, gemma: bool) -> None:
     draw = np.random.default_rng(seed)
-    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
-    shapes = {"attn_q": (N_EMBD, N_EMBD), "attn_k": (n_kv, N_EMBD), "attn_v": (n_kv, N_EMBD)}
-    shapes |= {"attn_output": (N_EMBD, N_EMBD), "ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD)}
-    shapes |= {"ffn_down": (N_EMBD, N_FF)}
+    shapes = ATTENTION | FEED
     norms = ["attn_norm", "ffn_norm"] + (["post_attention_norm", "post_ffw_norm"] if gemma else [])
     names = {"token_embd": (N_VOCAB, N_EMBD)} | ({} if gemma else {"output": (N_VOCAB, N_EMBD)})
     names |= {f"blk.{layer}.{name}": shape for layer in range(N_LAYER) for name, shape in shapes.items()}

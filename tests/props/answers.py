@@ -29,7 +29,7 @@ INVOCATIONS: tuple[tuple[Token, ...], ...] = ((), (), (98, 99), (99, 97, 97))
 ADAPTERS = tuple(AdapterInfo(AdapterId(i), "", invocation=tokens) for i, tokens in enumerate(INVOCATIONS))
 WINDOW = 6
 MODELS = {
-    kind: SimModel(SimSpec(eos_every=40, adapters=ADAPTERS, kind=kind, window=WINDOW if kind is Kind.SLIDING else 0))
+    kind: SimModel(SimSpec(eos_every=40, adapters=ADAPTERS, kind=kind, window=WINDOW if kind.has_window else 0))
     for kind in Kind
 }
 """One of each kind of memory. The window is smaller than nearly all prompts."""

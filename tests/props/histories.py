@@ -76,6 +76,12 @@ class Setup:
     faults: tuple[tuple[int, DecodeStatus], ...] = ()
     bad_loads: frozenset[int] = frozenset()
 
+    def __post_init__(self) -> None:
+        """With states and a window at once KV is split, whatever is asked for."""
+        if self.unified and self.kind is Kind.SLIDING_HYBRID:
+            for name, value in {"unified": False, "n_spare": 0, "n_shares": 1}.items():
+                object.__setattr__(self, name, value)
+
     @property
     def n_cells(self) -> int:
         """Of the whole pool on unified KV, of all rows together on split KV."""

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(3600)  # for busy machines and long runs: each 
 
 LONG = os.environ.get("CORRAL_LONG") == "1"
 N_SOME = 500 if LONG else 20
-N_WHOLE = int(os.environ.get("CORRAL_HISTORIES", 20_000 if LONG else 200)) // 8
+N_WHOLE = int(os.environ.get("CORRAL_HISTORIES", 20_000 if LONG else 200)) // 10
 """Histories of everything together for each kind of memory and KV mode."""
 
 KINDS = pytest.mark.parametrize("kind", ALL_KINDS, ids=[kind.name.lower() for kind in ALL_KINDS])

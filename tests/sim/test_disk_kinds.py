@@ -20,7 +20,7 @@ CHAT = STEMS[0][:170]
 N_TILE = 28
 """So many tokens of plain memory may be computed again to fill a tile of the kernel."""
 
-RAM = {Kind.ATTENTION: 700, Kind.SLIDING: 400, Kind.RECURRENT: 130, Kind.HYBRID: 130}
+RAM = {Kind.ATTENTION: 700, Kind.SLIDING: 400, Kind.RECURRENT: 130, Kind.HYBRID: 130, Kind.SLIDING_HYBRID: 460}
 """Room for about four checkpoints."""
 
 
@@ -57,7 +57,9 @@ def split(kind: Kind, folder: Path, **fields: int) -> Player:
     return Player(replace(setup, **fields), folder)
 
 
-ROWS_WITH_MORE = pytest.mark.parametrize("kind", [Kind.SLIDING, Kind.HYBRID], ids=["sliding", "hybrid"])
+ROWS_WITH_MORE = pytest.mark.parametrize(
+    "kind", [Kind.SLIDING, Kind.HYBRID, Kind.SLIDING_HYBRID], ids=["sliding", "hybrid", "sliding-hybrid"]
+)
 
 
 @ROWS_WITH_MORE

@@ -22,7 +22,7 @@ N_TILE = 28
 
 def setup_of(kind: Kind, unified: bool = True, n_shares: int = 1) -> Setup:
     """With room in RAM for the pin and not much more: a state has 32 bytes here."""
-    ram = 130 * n_shares if kind is Kind.RECURRENT else 1000 * n_shares
+    ram = n_shares * {Kind.RECURRENT: 130, Kind.SLIDING_HYBRID: 1050}.get(kind, 1000)
     return replace(SETUP, kind=kind, unified=unified, n_shares=n_shares, cache_ram_bytes=ram)
 
 

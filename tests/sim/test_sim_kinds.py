@@ -21,11 +21,13 @@ CONFIG = ContextConfig(n_ctx=1024, n_slots=4, n_rows=4, n_batch=64, n_ubatch=8)
 SLIDING = SimModel(SimSpec(eos_every=0, kind=Kind.SLIDING, window=8))
 RECURRENT = SimModel(SimSpec(eos_every=0, kind=Kind.RECURRENT))
 HYBRID = SimModel(SimSpec(eos_every=0, kind=Kind.HYBRID))
+BOTH = SimModel(SimSpec(eos_every=0, kind=Kind.SLIDING_HYBRID, window=8))
 A, B, C, D = map(RowId, range(4))
 TEXT = tuple(b"a herd of llamas went up the hill to see the sun")
 
-KINDS = pytest.mark.parametrize("model", [SLIDING, RECURRENT, HYBRID], ids=["sliding", "recurrent", "hybrid"])
-STATES = pytest.mark.parametrize("model", [RECURRENT, HYBRID], ids=["recurrent", "hybrid"])
+ALL = [SLIDING, RECURRENT, HYBRID, BOTH]
+KINDS = pytest.mark.parametrize("model", ALL, ids=["sliding", "recurrent", "hybrid", "sliding-hybrid"])
+STATES = pytest.mark.parametrize("model", ALL[1:], ids=["recurrent", "hybrid", "sliding-hybrid"])
 UNIFIED = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
 
 
@@ -104,11 +106,11 @@ def test_bytes_are_bound_to_kind_and_mode(model: SimModel) -> None:
     whole, part = context.save(A), context.checkpoint(A)
     assert context.load(B, whole)
     assert not context.load(B, part)
-    for other in (SimModel(SimSpec()), SLIDING, RECURRENT, HYBRID):
+    for other in (SimModel(SimSpec()), *ALL):
         assert other is model or not other.new_context(CONFIG).load(A, whole)
     if model is SLIDING:
         assert not model.new_context(replace(CONFIG, swa_full=True)).load(A, whole)
-    if model is not RECURRENT:  # without cells there are no modes
+    if model in (SLIDING, HYBRID):  # of the others there is one mode only
         assert not model.new_context(replace(CONFIG, kv_unified=False)).load(A, whole)
 
 

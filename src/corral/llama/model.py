@@ -22,7 +22,7 @@ from corral.llama.context import LlamaContext
 from corral.llama.file import check_file
 from corral.llama.fingerprint import weights_sum, with_library
 from corral.llama.sampler import SamplerChain, dry_settings, uses_dry
-from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes
+from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes, settled
 from corral.llama.stock import Stock
 from corral.llama.tokenizer import LlamaTokenizer
 from corral.llama.vocab import Vocab
@@ -92,6 +92,7 @@ class LlamaModel:
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """A KV cache over these weights. Raises LoadError if libllama cannot make it, or RAM cannot hold it."""
         with self._vocab.use():
+            config = settled(self._handle, config)
             self._check_room(config)
             context = LlamaContext(self._handle, config, self._adapters)
             self._contexts.add(context)

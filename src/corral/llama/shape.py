@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
-from corral.config import MIB, ContextConfig
+from corral.config import MIB, ContextConfig, on_split_kv
 from corral.errors import LoadError
 from corral.llama import library
 from corral.ports import MemoryTraits, Rollback
+
+log = logging.getLogger("corral.llama")
 
 N_EXTRA_OUTPUTS = 32
 """Positions of a pass that give logits besides the last of each row: four bytes for each token of the vocabulary."""
@@ -73,6 +76,18 @@ def context_params(model: Any, config: ContextConfig, abort_callback: Any, abort
     params.no_perf = True
     params.abort_callback, params.abort_callback_data = abort_callback, abort_data
     return params
+
+
+def settled(model: Any, config: ContextConfig) -> ContextConfig:
+    """The settings that this model can be served with.
+
+    With states and a window at once KV is split. On unified KV libllama cuts batches of unequal rows into several
+    ubatches where there are states, and with a window there must be one only (``_batch_sizes``).
+    """
+    if not (config.kv_unified and lib.llama_model_is_hybrid(model) and lib.llama_model_n_swa(model) > 0):
+        return config
+    log.warning("KV is split: a model with recurrent layers and a sliding window cannot be served on unified KV")
+    return on_split_kv(config)
 
 
 def _batch_sizes(config: ContextConfig, *, has_window: bool) -> tuple[int, int]:

@@ -99,7 +99,7 @@ class SimContext:
         if n and src in self._unsettled:
             self._unsettled.add(dst)
         self.n_copies += 1
-        if self._kind is Kind.SLIDING and not bare and self._faults.copy(self.n_copies - 1):
+        if self._kind.has_window and not bare and self._faults.copy(self.n_copies - 1):
             self._memory.trim(dst, 0)
             return False
         self._clock.advance(self._cost.state(0, self._memory.n_window(src)))

@@ -23,7 +23,7 @@ Positions = NDArray[np.int32]
 
 
 class Memory:
-    """Rows over a pool of cells (but for RECURRENT), one of window cells (SLIDING) or with a state each.
+    """Rows over a pool of cells (but for RECURRENT), one of window cells, with a state each, as the kind has them.
 
     A window cell's word is a hash of the cells that its token could see, so a window that is not what it should be
     shows in all that follows. Who calls has checked the arguments.
@@ -36,7 +36,7 @@ class Memory:
         n_cells = 0 if kind is Kind.RECURRENT else traits.n_cells // n_streams
         self.main = Pool(traits.n_rows, n_streams, n_cells)
         self.recent: Pool | None = None
-        if kind is Kind.SLIDING:
+        if kind.has_window:
             self.recent = Pool(traits.n_rows, n_streams, traits.window_cells, traits.window)
         self._rehomes = self.recent is not None and self.recent.n_cells < n_cells
         self._states: dict[RowId, tuple[int, int]] = {}
@@ -47,7 +47,7 @@ class Memory:
 
     def bounds(self, row: RowId) -> tuple[int, int]:
         """Lowest position from which the row is complete, and its end."""
-        if self.recent is not None and row not in self._headless:
+        if self.recent is not None and not self._kind.keeps_states and row not in self._headless:
             return self.recent.bounds(row)
         return 0, self.main.bounds(row)[1] if self._kind is not Kind.RECURRENT else self._state(row)[1]
 
@@ -57,7 +57,7 @@ class Memory:
 
     def is_complete_at(self, row: RowId, n: int) -> bool:
         """Whether the next token, at position n, could see all it should."""
-        if self.recent is None:
+        if self.recent is None or self._kind.keeps_states:
             return not self._kind.keeps_states or self.bounds(row)[1] == n
         return self.recent.bounds(row)[0] <= max(0, n - self.recent.window + 1)
 
@@ -102,7 +102,8 @@ class Memory:
         assert self.recent is not None
         self.recent.trim(row, 0)
         if self.recent.write(row, words, pos):
-            self._headless.discard(row)
+            if not self._kind.keeps_states:
+                self._headless.discard(row)
             return True
         self.trim(row, 0)
         return False
@@ -141,7 +142,7 @@ class Memory:
         if self.recent is not None:
             chains = self._window_chains(self.recent, row, pos0, tokens)
             _fill(self.recent, row, pos0, np.array(chains, np.uint64))
-        elif self._kind.keeps_states:
+        if self._kind.keeps_states:
             word = self._state(row)[0]
             chains = [word := chain(word, token) for token in tokens]
             self._states[row] = word, end
@@ -174,7 +175,7 @@ class Memory:
             self.trim(row, 0)
             return False
         if self._kind.keeps_states:
-            word, n = _STATE.unpack_from(data, at)
+            word, n = _STATE.unpack_from(data, len(data) - _STATE.size)
             self._states[row] = word, n
             self._headless.discard(row)
         words = np.frombuffer(data, np.uint64, n_recent, at)
@@ -193,8 +194,9 @@ class Memory:
         """False: the row is empty now."""
         if not self.load(row, data, partial=True):
             return False
-        end = self.recent.bounds(row)[1] if self.recent is not None else self._state(row)[1]
-        if end != n:
+        ends = [self.recent.bounds(row)[1]] if self.recent is not None else []
+        ends += [self._state(row)[1]] if self._kind.keeps_states else []
+        if min(ends) != n:
             self.trim(row, 0)
             return False
         self.main.trim(row, n)
@@ -241,8 +243,10 @@ class Memory:
         cells = self.main.cells(row)
         cells = cells[self.main.pos[cells] <= query]
         seen = view(self.main.word[cells].astype(np.int32), self.main.pos[cells], self._seed)
+        if self._kind.keeps_states:
+            seen += state
         if self.recent is None:
-            return (seen + state) % (1 << 64)
+            return seen % (1 << 64)
         cells = self.recent.cells(row)
         pos = self.recent.pos[cells]
         cells = cells[(pos <= query) & (pos > query - self.recent.window)]

@@ -29,7 +29,7 @@ class SimSpec:
     """``seed`` is the fake's weights. ``eos_every``: one step in so many ends the generation, 0 for never.
 
     ``n_pad``: KV pools are padded up to a multiple of it (libllama: 256). ``kind`` of memory; ``window``: how many of
-    the last tokens a SLIDING one's layers with a window see, at least 2.
+    the last tokens the layers with a window see, where it has such layers; at least 2.
     """
 
     seed: int = 0
@@ -41,7 +41,7 @@ class SimSpec:
     window: int = 0
 
     def __post_init__(self) -> None:
-        if (self.kind is Kind.SLIDING) != (self.window >= 2):
+        if self.kind.has_window != (self.window >= 2):
             raise ValueError(f"a {self.kind.name} memory cannot have a window of {self.window} tokens")
 
     @property

@@ -74,11 +74,12 @@ def sight(tokens: Sequence[Token], spec: SimSpec) -> int:
     states = list(accumulate(tokens, chain, initial=scramble_one(spec.seed)))[1:]
     if spec.kind is Kind.RECURRENT:
         return states[-1]
-    if spec.kind is Kind.HYBRID:
-        return (_all(tokens, spec.seed) + states[-1]) % (1 << 64)
+    seen = _all(tokens, spec.seed) + (states[-1] if spec.kind.keeps_states else 0)
+    if not spec.kind.has_window:
+        return seen % (1 << 64)
     first = max(0, len(tokens) - spec.window)
     recent = weigh_states(np.array(states[first:], np.uint64), np.arange(first, len(tokens), dtype=np.int32))
-    return (_all(tokens, spec.seed) + recent) % (1 << 64)
+    return (seen + recent) % (1 << 64)
 
 
 def _all(tokens: Sequence[Token], seed: int) -> int:

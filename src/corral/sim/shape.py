@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from corral.config import ContextConfig
+from corral.config import ContextConfig, on_split_kv
 from corral.errors import LoadError
 from corral.ports import MemoryTraits, Rollback
 
@@ -17,21 +17,27 @@ STATE_BYTES = 12
 
 
 class Kind(Enum):
-    """What a model remembers: every token; some layers only a window of them; a state; or every token and a state."""
+    """What a model remembers: every token; some layers only a window of them; a state; every token and a state; or all
+    three."""
 
     ATTENTION = auto()
     SLIDING = auto()
     RECURRENT = auto()
     HYBRID = auto()
+    SLIDING_HYBRID = auto()
 
     @property
     def keeps_states(self) -> bool:
-        return self in (Kind.RECURRENT, Kind.HYBRID)
+        return self in (Kind.RECURRENT, Kind.HYBRID, Kind.SLIDING_HYBRID)
+
+    @property
+    def has_window(self) -> bool:
+        return self in (Kind.SLIDING, Kind.SLIDING_HYBRID)
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
-    """A fake model's memory. ``window`` in tokens, of a SLIDING one; ``n_pad``: pools are multiples of it."""
+    """A fake model's memory. ``window`` in tokens, where the kind has one; ``n_pad``: pools are multiples of it."""
 
     kind: Kind = Kind.ATTENTION
     window: int = 0
@@ -42,10 +48,12 @@ class MemorySpec:
 def traits_of(config: ContextConfig, spec: MemorySpec) -> MemoryTraits:
     """What libllama makes of ``config``; it pads pools up to a multiple of 256 cells. Raises LoadError."""
     _check(config)
+    if spec.kind is Kind.SLIDING_HYBRID:
+        config = on_split_kv(config)
     n_pools, n_shares = (1, 1) if config.kv_unified else (config.n_rows, config.n_slots)
     n_ctx = config.n_ctx or spec.n_ctx_train
     per_pool = _pad(-(-n_ctx // n_shares), spec.n_pad)
-    n_batch, n_ubatch = _batch_sizes(config, spec.kind is Kind.SLIDING)
+    n_batch, n_ubatch = _batch_sizes(config, spec.kind.has_window)
     n_batch = min(n_batch, per_pool * n_pools)
     n_ubatch = min(n_ubatch, n_batch)
     window_cells = _window_cells(config, spec, per_pool, n_ubatch)
@@ -89,7 +97,7 @@ def _batch_sizes(config: ContextConfig, has_window: bool) -> tuple[int, int]:
 
 
 def _window_cells(config: ContextConfig, spec: MemorySpec, per_pool: int, n_ubatch: int) -> int:
-    if spec.kind is not Kind.SLIDING:
+    if not spec.kind.has_window:
         return 0
     n_rows = config.n_rows if config.kv_unified else 1
     return per_pool if config.swa_full else _pad(min(per_pool, spec.window * n_rows + n_ubatch), spec.n_pad)

@@ -53,7 +53,7 @@ def test_positions_ascend_inside_the_prompt(n_prompt: int, borders: list[int], s
     assert set(last) <= set(found)
 
 
-@pytest.mark.parametrize("kind", [Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID])
+@pytest.mark.parametrize("kind", [Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID, Kind.SLIDING_HYBRID])
 @pytest.mark.parametrize("what", [Submit(n_prompt_probs=0), Submit(cache_prompt=False)], ids=["shown", "private"])
 def test_of_a_prompt_that_nobody_will_meet_nothing_is_kept(kind: Kind, what: Submit) -> None:
     player = Player(Setup(kind=kind))
@@ -64,7 +64,7 @@ def test_of_a_prompt_that_nobody_will_meet_nothing_is_kept(kind: Kind, what: Sub
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
-@pytest.mark.parametrize("kind", [Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID])
+@pytest.mark.parametrize("kind", [Kind.SLIDING, Kind.RECURRENT, Kind.HYBRID, Kind.SLIDING_HYBRID])
 def test_a_path_that_has_all_its_checkpoints_gives_up_one_and_nothing_else(kind: Kind, unified: bool) -> None:
     """Not the rows that are kept as bytes on the way, nor pins."""
     setup = Setup(kind=kind, unified=unified, n_slots=1, n_ctx=100, n_batch=64, n_ubatch=64)

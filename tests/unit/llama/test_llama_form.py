@@ -19,8 +19,8 @@ from corral.ops import Span, Trim
 Open = Callable[..., LlamaContext]
 
 N = 40
-KINDS = ("tiny_model", "tiny_window_model", "tiny_recurrent_model", "tiny_hybrid_model")
-SHAPE = ContextConfig(n_ctx=1024, n_slots=2, n_rows=4, n_threads=1, flash_attn=True)
+KINDS = ("tiny_model", "tiny_window_model", "tiny_recurrent_model", "tiny_hybrid_model", "tiny_window_hybrid_model")
+SHAPE = ContextConfig(n_ctx=1024, n_slots=4, n_rows=4, n_threads=1, flash_attn=True)
 
 
 @pytest.fixture
