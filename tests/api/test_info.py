@@ -88,6 +88,29 @@ def test_slots_while_busy(serve_sim: SimServer) -> None:
     until(lambda: is_idle(http), "the slot is free")
 
 
+def test_tasks_without_a_slot_are_counted_in_metrics(serve_sim: SimServer) -> None:
+    """One was sent out of the only slot by a task of a higher priority, one has not had it yet."""
+    http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_slots=1, n_ctx=100_000)
+    names = ("corral:num_requests_held", "corral:num_requests_waiting", "llamacpp:requests_deferred")
+
+    def counts() -> tuple[float, ...]:
+        lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
+        return tuple(float(lines[name]) for name in names)
+
+    asked = {"prompt": "hello", "n_predict": 90_000, "logit_bias": {"q": 1e6}}
+    with send_raw(http, asked):
+        until(lambda: not is_idle(http), "the first runs")
+        with send_raw(http, {**asked, "priority": 1}):
+            until(lambda: counts() == (1, 0, 1), "it is held")
+            with send_raw(http, asked):
+                until(lambda: counts() == (1, 1, 2), "another waits")
+                (slot,) = http.get("/slots").json()
+                assert (slot["priority"], slot["state"]) == (1, "generating")
+        until(lambda: counts() == (0, 0, 0), "the held task goes on")
+        assert http.get("/slots").json()[0]["priority"] == 0
+    until(lambda: is_idle(http), "the slot is free")
+
+
 def test_slots_with_texts_when_debugging(serve_sim: SimServer) -> None:
     http = serve_sim(ServerConfig(port=0, slots_debug=True), n_slots=1)
     http.post("/completion", json={"prompt": "hello", "n_predict": 2})
