@@ -92,6 +92,47 @@ def test_a_call_cut_by_the_limit_ends_with_length(api: openai.OpenAI, engine: Ca
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+CUTS = [CALL[:5], CALL[:14], CALL[:24], f"{CALL}\n<tool_ca", CALL[:-4]]
+ROUTES = ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("text", CUTS)
+def test_what_the_limit_left_of_a_call_is_no_text(
+    http: httpx.Client, engine: CannedEngine, text: str, path: str
+) -> None:
+    engine.script = says(f"I look.\n{text}", StopReason.LIMIT)
+    function = TOOLS[0]["function"]
+    tool = {"/v1/messages": {"name": "weather", "input_schema": {}}, "/v1/responses": {"type": "function", **function}}
+    body = {"messages": ASK, "input": ASK, "tools": [tool.get(path, TOOLS[0])]}
+    for stream in (False, True):
+        told = http.post(path, json={**body, "stream": stream}).text
+        assert stream or "I look." in told
+        assert "<" not in told and 'tool_ca"' not in told and "name\\" not in told
+
+
+def test_a_reply_that_must_be_calls_has_no_text_where_it_is_cut(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says("  ", StopReason.LIMIT)
+    body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required"}
+    choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
+
+
+def test_a_stop_string_in_a_call_is_no_reason_to_call(http: httpx.Client, engine: CannedEngine) -> None:
+    for text, reason in ((CALL[:50], "stop"), (CALL[:-4], "tool_calls"), (CALL, "tool_calls")):
+        engine.script = says(text, StopReason.WORD, "x")
+        body = {"messages": ASK, "tools": TOOLS}
+        assert http.post("/v1/chat/completions", json=body).json()["choices"][0]["finish_reason"] == reason
+        chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))
+        assert chunks[-2]["choices"][0]["finish_reason"] == reason
+
+
+def test_a_stop_string_leaves_the_text_before_it_whole(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says("a <", StopReason.WORD, "b")
+    choice = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()["choices"][0]
+    assert choice["message"]["content"] == "a <" and choice["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])
 def test_without_tools_a_call_is_text(http: httpx.Client, engine: CannedEngine, fields: dict[str, Any]) -> None:
     engine.script = says(CALL)

@@ -32,6 +32,7 @@ class Cursor:
         self._at = 0
         self._n_dropped = 0
         self._kept: int | None = None
+        self._is_guess = False
         self._is_ended = False
 
     @property
@@ -51,10 +52,25 @@ class Cursor:
         """No more text comes."""
         self._is_ended = True
 
-    def begin(self) -> None:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether text came of which it is not certain yet what it is."""
+        return self._kept is not None or self._at < len(self._text)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether that text began with a mark."""
+        return self._kept is not None and not self._is_guess
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether that text began without a mark, and is text unless it turns out to be something else."""
+        return self._kept is not None and self._is_guess
+
+    def begin(self, *, is_guess: bool = False) -> None:
         """Keep this place. Nothing may be told to anybody before ``commit`` or ``undo``."""
         assert self._kept is None
-        self._kept = self._at
+        self._kept, self._is_guess = self._at, is_guess
 
     def undo(self) -> None:
         """Back to the kept place."""

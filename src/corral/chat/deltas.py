@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import orjson
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -99,6 +101,7 @@ class Sink:
         self._gap = ""
         self._is_text = True
         self._skips_space = False
+        self._arguments: list[str] = []
         self.n_calls = 0
         self.has_content = False
 
@@ -146,9 +149,20 @@ class Sink:
         self.border()
         self._add(CallStart(self.n_calls, call_id or self._new_id(self.n_calls, name), name))
         self.n_calls += 1
+        self._arguments = []
+
+    @property
+    def is_call_cut(self) -> bool:
+        """Whether the arguments of the last call are no JSON; not if there is none."""
+        try:
+            orjson.loads("".join(self._arguments) or "{}")
+        except orjson.JSONDecodeError:
+            return True
+        return False
 
     def arguments(self, text: str) -> None:
         if text:
+            self._arguments.append(text)
             self._add(CallArguments(self.n_calls - 1, text))
 
     def end(self) -> None:

@@ -139,13 +139,15 @@ class ChatModel:
         )
         text, is_thinking = _go_on(text, format, conversation, last)
         thoughts = str(last.get("reasoning_content", "")) if is_thinking else ""
+        reads_calls = request.parses and request.reads_calls and request.choice.mode != "none"
         expect = Expect(
             request.tools,
-            reads_calls=request.parses and request.reads_calls and request.choice.mode != "none",
+            reads_calls=reads_calls,
             keeps_thoughts=not request.parses or request.reasoning in ("none", "deepseek-legacy"),
             is_thinking=is_thinking,
             is_text=conversation.continued is not None and not is_thinking,
             is_limited=request.is_limited,
+            must_call=reads_calls and request.choice.mode == "required",
         )
         is_legacy = request.reasoning == "deepseek-legacy"
         return Rendered(text, guarded, messages, expect, format, is_legacy, guarded.clean(thoughts))

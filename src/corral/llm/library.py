@@ -146,7 +146,7 @@ class LLM:
         with _progress(len(groups), progress) as advance:
             finished = Batch(self._runtime, groups).run(advance)
         return [
-            completion(i, choice, finished[task.id], finished[group[0].id], one.read(finished[task.id].text))
+            completion(i, choice, finished[task.id], finished[group[0].id], one.read(finished[task.id]))
             for i, (one, group) in enumerate(zip(asked, groups, strict=True))
             for choice, task in enumerate(group)
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from corral.chat.deltas import Reply, whole_reply
 from corral.chat.jobs import Rendered
+from corral.events import Finished
 from corral.ids import Token
 from corral.llm.checks import is_whole, wrong
 from corral.llm.params import SamplingParams
@@ -28,12 +29,12 @@ class Asked:
     borders: tuple[int, ...] = ()
     rendered: Rendered | None = None
 
-    def read(self, text: str) -> Reply | None:
-        """The reply that ``text`` is; None without a conversation."""
+    def read(self, result: Finished) -> Reply | None:
+        """The reply that was generated; None without a conversation."""
         if self.rendered is None:
             return None
         reader = self.rendered.reader()
-        return whole_reply([*reader.feed(text), *reader.finish()])
+        return whole_reply([*reader.feed(result.text), *reader.finish(result.reason)])
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

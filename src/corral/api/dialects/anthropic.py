@@ -44,7 +44,7 @@ class AnthropicDialect(ServerSentEvents):
 
     def whole(self, results: list[Finished]) -> object:
         (result,) = results
-        blocks = read_blocks(self._rendered, result.text)
+        blocks = read_blocks(self._rendered, result)
         usage = self._usage(result.timings.n_cached, result.timings.n_predicted)
         return {**self._message([_block_json(block) for block in blocks], usage), **_stop(result, blocks)}
 
@@ -65,7 +65,7 @@ class AnthropicDialect(ServerSentEvents):
         return named_event("message_start", {"message": message}) + self.ping()
 
     def _finish(self, result: Finished) -> bytes:
-        rest = self._begin(result.timings.n_cached) + self._told(self._reader.finish())
+        rest = self._begin(result.timings.n_cached) + self._told(self._reader.finish(result.reason))
         usage = self._usage(result.timings.n_cached, result.timings.n_predicted)
         return rest + named_event("message_delta", {"delta": _stop(result, self._reader.blocks), "usage": usage})
 

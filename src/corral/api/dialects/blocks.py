@@ -11,6 +11,7 @@ import orjson
 from corral.chat.deltas import CallArguments, CallStart, Content, Delta, Reasoning
 from corral.chat.formats.base import Reader
 from corral.chat.jobs import Rendered
+from corral.events import Finished, StopReason
 
 Kind = Literal["thoughts", "text", "call"]
 
@@ -78,9 +79,9 @@ class BlockReader:
             return self._steps([Content(text, start, self._n_chars)])
         return self._steps(self._reader.feed(text))
 
-    def finish(self) -> list[Step]:
+    def finish(self, reason: StopReason) -> list[Step]:
         """The reply is over: what was held back, and the end of the last block."""
-        rest = [] if self._reader is None else self._reader.finish()
+        rest = [] if self._reader is None else self._reader.finish(reason)
         return [*self._steps(rest), *self._close()]
 
     def _steps(self, deltas: Iterable[Delta]) -> list[Step]:
@@ -118,11 +119,11 @@ class BlockReader:
         return [Closed(self.blocks[-1])]
 
 
-def read_blocks(rendered: Rendered | None, text: str) -> list[Block]:
+def read_blocks(rendered: Rendered | None, result: Finished) -> list[Block]:
     """The blocks of a whole reply."""
     reader = BlockReader(rendered)
-    reader.feed(text)
-    reader.finish()
+    reader.feed(result.text)
+    reader.finish(result.reason)
     return reader.blocks
 
 

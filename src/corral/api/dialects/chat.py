@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 
 from corral.api.dialects.completions import DONE
@@ -131,14 +133,13 @@ class ChatDialect(ServerSentEvents):
         task_id = result.task_id
         is_last = len(self._results) == len(self._indices) and not self._job.params.include_usage
         extra: Json = {"timings": timings_json(result.timings)} if is_last else {}
-        rest = b"".join([self._read_delta(task_id, delta) for delta in self._last_deltas(task_id)])
-        n_calls = self._readers[task_id].n_calls if self._readers else 0
+        rest = b"".join([self._read_delta(task_id, delta) for delta in self._last_deltas(result)])
         logprobs = self._logprobs(self._untold.get(task_id, []))
-        end = self._delta(task_id, {}, extra, logprobs, reason=_finish_reason(result, n_calls))
+        end = self._delta(task_id, {}, extra, logprobs, reason=_finish_reason(result, self._readers.get(task_id)))
         return self._opening(task_id) + rest + end
 
-    def _last_deltas(self, task_id: TaskId) -> list[Delta]:
-        return self._readers[task_id].finish() if self._readers else []
+    def _last_deltas(self, result: Finished) -> list[Delta]:
+        return self._readers[result.task_id].finish(result.reason) if self._readers else []
 
     def _opening(self, task_id: TaskId) -> bytes:
         """The role, before the first text of a choice; b"" after that."""
@@ -167,9 +168,9 @@ class ChatDialect(ServerSentEvents):
 
     def _final_choice(self, result: Finished) -> Json:
         tokenizer = self._job.tokenizer
-        reply = self._reply(result.text)
+        reply, reader = self._reply(result)
         choice: Json = {
-            "finish_reason": _finish_reason(result, len(reply.calls)),
+            "finish_reason": _finish_reason(result, reader),
             "index": self._indices[result.task_id],
             "message": message_json(reply, self._prefix),
         }
@@ -177,15 +178,15 @@ class ChatDialect(ServerSentEvents):
             choice["logprobs"] = {"content": probs_json(shown_probs(result, tokenizer), tokenizer)}
         return choice
 
-    def _reply(self, text: str) -> Reply:
+    def _reply(self, result: Finished) -> tuple[Reply, Reader | None]:
+        """And what read it."""
         if self._rendered.is_plain:
-            return Reply(text, "", ())
+            return Reply(result.text, "", ()), None
         reader = self._rendered.reader()
-        reply = whole_reply([*reader.feed(text), *reader.finish()])
-        if not self._rendered.legacy:
-            return reply
-        reader = self._rendered.reader(streams=False)
-        return Reply(reply.content, whole_reply([*reader.feed(text), *reader.finish()]).reasoning, reply.calls)
+        reply = _read_whole(reader, result)
+        if self._rendered.legacy:
+            reply = replace(reply, reasoning=_read_whole(self._rendered.reader(streams=False), result).reasoning)
+        return reply, reader
 
     def _timings(self) -> Json:
         return {"timings": timings_json(self._results[0].timings)}
@@ -222,10 +223,17 @@ def delta_json(delta: Delta) -> Json:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _finish_reason(result: Finished, n_calls: int) -> str:
-    if n_calls and result.reason in (StopReason.EOS, StopReason.WORD):
-        return "tool_calls"
-    return FINISH_REASONS[result.reason]
+def _read_whole(reader: Reader, result: Finished) -> Reply:
+    return whole_reply([*reader.feed(result.text), *reader.finish(result.reason)])
+
+
+def _finish_reason(result: Finished, reader: Reader | None) -> str:
+    """ "tool_calls" says that all of them are there: a stop string may have cut the last."""
+    reason = FINISH_REASONS[result.reason]
+    if reason != "stop" or reader is None or not reader.n_calls:
+        return reason
+    is_cut = result.reason is StopReason.WORD and reader.has_cut_call
+    return reason if is_cut else "tool_calls"
 
 
 def _event(body: Json) -> bytes:

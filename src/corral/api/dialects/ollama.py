@@ -49,7 +49,7 @@ class OllamaDialect:
 
     def whole(self, results: list[Finished]) -> object:
         (result,) = results
-        reply = _whole_reply(read_blocks(self._rendered, result.text))
+        reply = _whole_reply(read_blocks(self._rendered, result))
         self._untold = list(shown_probs(result, self._job.tokenizer))
         return self._object({**self._shaped(reply), **self._logprobs(), **_end(result, self._job.n_prompt)})
 
@@ -58,7 +58,7 @@ class OllamaDialect:
             self._untold += event.probs
             return self._told(self._reader.feed(event.text))
         if type(event) is Finished:
-            rest = self._told(self._reader.finish())
+            rest = self._told(self._reader.finish(event.reason))
             end = _end(event, self._job.n_prompt)
             return rest + self._line({**self._shaped({"content": ""}), **self._logprobs(), **end})
         return b""

@@ -54,7 +54,7 @@ class ResponsesDialect(ServerSentEvents):
     def whole(self, results: list[Finished]) -> object:
         (result,) = results
         self._feed(result)
-        self._finish()
+        self._finish(result.reason)
         self._end(result)
         return {**self.reply, "timings": self._timings}
 
@@ -65,7 +65,7 @@ class ResponsesDialect(ServerSentEvents):
             return self._begin()
         if type(event) is Finished:
             status = _status(event)
-            rest = self._begin() + self._told(self._finish(), status)
+            rest = self._begin() + self._told(self._finish(event.reason), status)
             self._end(event)
             return rest
         return b""
@@ -73,8 +73,8 @@ class ResponsesDialect(ServerSentEvents):
     def _feed(self, event: Chunk | Finished) -> list[Step]:
         return self._logprobs.feed(event) if self._logprobs else self._reader.feed(event.text)
 
-    def _finish(self) -> list[Step]:
-        return self._logprobs.finish() if self._logprobs else self._reader.finish()
+    def _finish(self, reason: StopReason) -> list[Step]:
+        return self._logprobs.finish(reason) if self._logprobs else self._reader.finish(reason)
 
     def _begin(self) -> bytes:
         if self._n_events:

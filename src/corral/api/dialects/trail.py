@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from corral.api.dialects.blocks import BlockReader, Grew, Step
 from corral.api.dialects.parts import Json, text_logprob
-from corral.events import Chunk, Finished, TokenProbs
+from corral.events import Chunk, Finished, StopReason, TokenProbs
 from corral.ports import Tokenizer
 from corral.tasks import Task
 
@@ -80,8 +80,8 @@ class LogprobReader:
     def feed(self, event: Chunk | Finished) -> list[Step]:
         return self._with_logprobs([step for text in self._trail.add(event) for step in self._reader.feed(text)])
 
-    def finish(self) -> list[Step]:
-        return self._with_logprobs(self._reader.finish())
+    def finish(self, reason: StopReason) -> list[Step]:
+        return self._with_logprobs(self._reader.finish(reason))
 
     def _with_logprobs(self, steps: Sequence[Step]) -> list[Step]:
         return [self._told(step) if isinstance(step, Grew) and step.block.kind == "text" else step for step in steps]

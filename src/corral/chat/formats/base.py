@@ -11,6 +11,7 @@ from typing import Protocol
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Delta, NewId, Sink
 from corral.chat.tools import Tools
+from corral.events import StopReason
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -52,7 +53,8 @@ class Expect:
     """What a reader should look for. The prompt ends within thoughts (``is_thinking``) or text (``is_text``).
 
     ``keeps_thoughts``: thoughts stay in the text, marks and all. Without ``reads_calls`` calls do, too. Where thoughts
-    may have been ended by force (``is_limited``) a model may go on with them and write an end of its own.
+    may have been ended by force (``is_limited``) a model may go on with them and write an end of its own. With
+    ``must_call`` there is no text but that of calls.
     """
 
     tools: Tools
@@ -61,6 +63,7 @@ class Expect:
     is_thinking: bool = False
     is_text: bool = False
     is_limited: bool = False
+    must_call: bool = False
 
 
 class CallFormat(Protocol):
@@ -151,6 +154,7 @@ class Reader:
         self._cursor = Cursor()
         self._sink = Sink(new_id or format.new_id, lambda: self._cursor.place)
         self._steps = format.program(self._cursor, self._sink, expect)
+        self._must_call = expect.must_call
         self._is_done = False
         self._advance()
 
@@ -163,11 +167,29 @@ class Reader:
         self._advance()
         return self._sink.take()
 
-    def finish(self) -> list[Delta]:
-        self._cursor.end()
-        self._advance()
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the last call has arguments that are no JSON."""
+        return self._sink.is_call_cut
+
+    def finish(self, reason: StopReason = StopReason.EOS) -> list[Delta]:
+        """No more comes. If the model did not end by itself, what of a mark or a call is there already is no text."""
+        if not self._is_cut_off(reason):
+            self._cursor.end()
+            self._advance()
+        elif self._must_call or self._cursor.is_waiting:
+            self._sink.border()
         self._sink.end()
         return self._sink.take()
+
+    def _is_cut_off(self, reason: StopReason) -> bool:
+        """Whether what waits is left out. A stop string shows that what may have begun a mark before it is text."""
+        cursor = self._cursor
+        if reason is StopReason.EOS:
+            return False
+        if self._must_call or self.n_calls or cursor.is_inside:
+            return True
+        return reason is not StopReason.WORD and not cursor.is_guess
 
     def _advance(self) -> None:
         if not self._is_done:
@@ -255,7 +277,7 @@ class TagFormat:
         return True
 
     def _bare_call(self, cursor: Cursor, sink: Sink, calls: CallFormat, expect: Expect) -> Steps[None]:
-        cursor.begin()
+        cursor.begin(is_guess=True)
         yield from cursor.space()
         first = yield from cursor.peek()
         if first and first in calls.bare and (yield from calls.read(cursor, sink, expect.tools)):

@@ -11,6 +11,7 @@ from corral.chat.deltas import Content, Reply, whole_reply
 from corral.chat.formats.base import Expect, Reader
 from corral.chat.formats.families import FAMILIES
 from corral.chat.tools import read_tools
+from corral.events import StopReason
 
 
 def read(sample: Sample, *, n_chars: int = 10**6, **expect: bool) -> Reply:
@@ -49,6 +50,20 @@ def test_arguments_are_json(sample: Sample) -> None:
     for call in read(sample).calls:
         if call.arguments.endswith("}"):
             assert isinstance(json.loads(call.arguments), dict)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.format.name}: {sample.text[:20]!r}")
+def test_a_reply_that_the_limit_cut_has_no_pieces_of_marks_in_it(sample: Sample) -> None:
+    whole = sample.reply
+    for n in range(len(sample.text)):
+        reader = Reader(sample.format, Expect(TOOLS, is_thinking=sample.is_thinking), new_id)
+        cut = whole_reply([*reader.feed(sample.text[:n]), *reader.finish(StopReason.LIMIT)])
+        if not getattr(getattr(sample.format, "calls", None), "bare", ""):  # JSON without a mark may be an answer
+            assert whole.content.startswith(cut.content.rstrip())
+        assert whole.reasoning.startswith(cut.reasoning), sample.text[:n]
+        for found, call in zip(cut.calls, whole.calls, strict=False):
+            assert (found.name, found.id) == (call.name, call.id)
+            assert call.arguments.startswith(found.arguments), sample.text[:n]
 
 
 def test_text_is_told_as_it_comes() -> None:
