@@ -6,6 +6,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8080
 ARGS ?=
 BIN := $(VENV)/bin
+# Tests wait as well as compute: one process more than there are cores.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .PHONY: help serve test check format long bench docs clean distclean
 .DEFAULT_GOAL := help
@@ -13,6 +15,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make serve    install and serve the demo model on http://$(HOST):$(PORT)   (ARGS='-m model.gguf -c 8192')"
 	@echo "make test     everything that CI runs: format, lint, types, layers, tests"
+	@echo "              (ARGS='tests/sim' or other arguments of pytest, WORKERS=1 to run one test at a time)"
 	@echo "make check    the same without the tests"
 	@echo "make format   format the code and sort imports"
 	@echo "make long     20,000 random histories (CORRAL_HISTORIES=n), crowds of clients that vanish (about 2 hours)"
@@ -43,7 +46,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 long: $(VENV)/.installed-dev
 	CORRAL_LONG=1 $(BIN)/python -m pytest tests/props tests/api/test_vanish.py tests/model/test_pressure.py --timeout 3600 $(ARGS)

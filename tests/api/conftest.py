@@ -32,12 +32,15 @@ def simulated(
     clock: VirtualClock | None = None,
     **settings: Any,
 ) -> Iterator[Runtime]:
-    """``settings`` are further ones of ``EngineConfig``. A sliding window is of 16 tokens."""
+    """``settings`` are further ones of ``EngineConfig``. A sliding window is of 16 tokens.
+
+    Time is virtual: what the engine decides does not depend on how busy the machine is.
+    """
     n_rows = n_slots + 2 * unified
     context = ContextConfig(n_ctx, n_slots, n_rows, n_batch=n_batch, n_ubatch=n_batch, kv_unified=unified)
     engine = EngineConfig(n_slots=n_slots, max_queue=max_queue, audit=True, **settings)
     spec = SimSpec(adapters=adapters, kind=kind, window=16 if kind.has_window else 0)
-    runtime = Runtime.simulated(context, engine, spec, clock)
+    runtime = Runtime.simulated(context, engine, spec, clock or VirtualClock())
     try:
         yield runtime
     finally:

@@ -21,6 +21,8 @@ from corral.api.serve import serve
 from corral.config import ServerConfig
 from corral.runtime import Runtime
 
+_PAUSE = threading.Event()
+
 
 @contextlib.contextmanager
 def listening(app: App, server: ServerConfig) -> Iterator[str]:
@@ -46,7 +48,7 @@ def listening(app: App, server: ServerConfig) -> Iterator[str]:
 def client(runtime: Runtime | None, server: ServerConfig, defaults: Defaults | None = None) -> Iterator[httpx.Client]:
     """A client of a server over ``runtime``."""
     app = create_app(runtime, server, defaults or Defaults())
-    with listening(app, server) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with listening(app, server) as url, httpx.Client(base_url=url, timeout=20, verify=False) as http:
         yield http
 
 
@@ -72,6 +74,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < end, f"not in 10 s: {what}"
+        _PAUSE.wait(0.001)  # leaves the interpreter to the threads that are waited for
 
 
 def is_idle(http: httpx.Client) -> bool:

@@ -21,6 +21,7 @@ from corral.config import ApiKey, ContextConfig, EngineConfig, ServerConfig
 from corral.ops import Span
 from corral.ports import DecodeStatus
 from corral.runtime import Runtime
+from corral.sim.clock import VirtualClock
 from corral.sim.context import SimContext
 
 TEXT = "Once upon a time there was a llama that lived in a corral with others. "
@@ -31,7 +32,7 @@ SERVER = ServerConfig(port=0, alias=("sim",), endpoint_metrics=True)
 def served(server: ServerConfig = SERVER, *, unified: bool = True, ram: int = 20_000) -> Iterator[httpx.Client]:
     """Two slots of 300 tokens, and room for a few prompts in RAM (8 bytes a token)."""
     context = ContextConfig(n_ctx=600, n_slots=2, n_rows=4 if unified else 2, n_batch=256, kv_unified=unified)
-    runtime = Runtime.simulated(context, EngineConfig(n_slots=2, cache_ram_bytes=ram, audit=True))
+    runtime = Runtime.simulated(context, EngineConfig(n_slots=2, cache_ram_bytes=ram, audit=True), clock=VirtualClock())
     try:
         with client(runtime, server) as http:
             yield http
@@ -167,7 +168,7 @@ def test_a_file_of_pins_is_computed_at_the_start() -> None:
         {"prompt": 7, "api_key": "bob"},
     )
     context = ContextConfig(n_ctx=600, n_slots=2, n_rows=4, n_batch=256)
-    runtime = Runtime.simulated(context, EngineConfig(n_slots=2, audit=True))
+    runtime = Runtime.simulated(context, EngineConfig(n_slots=2, audit=True), clock=VirtualClock())
     server = ServerConfig(port=0, api_keys=keys, pins=pins)
     try:
         asyncio.run(pin_all(Service.of(runtime, server, Defaults())))
@@ -229,10 +230,10 @@ def test_a_client_that_leaves_stops_what_it_asked_for(path: str, monkeypatch: py
 
 def test_pins_that_have_nothing_in_common_begin_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes(monkeypatch)
-    with simulated(n_slots=4, n_batch=256) as runtime, client(runtime, SERVER) as http:
-        busy = send_raw(http, {"prompt": "busy", "n_predict": 3, "ignore_eos": True})
+    with simulated(n_slots=4, n_batch=256) as runtime, client(runtime, SERVER) as http, contextlib.ExitStack() as socks:
+        busy = socks.enter_context(send_raw(http, {"prompt": "busy", "n_predict": 3, "ignore_eos": True}))
         until(lambda: len(passes.rows) == 1, "a pass is running")
-        pins = [send_raw(http, {"prompt": letter * 60}, "/cache/pin") for letter in "abc"]
+        pins = [socks.enter_context(send_raw(http, {"prompt": letter * 60}, "/cache/pin")) for letter in "abc"]
         inbox = runtime.engine._inbox
         until(lambda: len(inbox._messages) == 6, "all three are asked for, each to be computed and to be kept")
         passes.let_through()
@@ -241,7 +242,6 @@ def test_pins_that_have_nothing_in_common_begin_in_the_next_step(monkeypatch: py
         passes.let_through(100)
         for sock in (busy, *pins):
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-            sock.close()
 
 
 def test_a_slot_action_whose_client_left_is_not_done(serve_sim: SimServer, tmp_path: Path) -> None:

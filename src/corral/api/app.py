@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -23,7 +25,7 @@ class App:
         self.service: Service | None = None
         self._server = server
         self._defaults = defaults
-        self._gate = Gate(routes_of(server), server, lambda: self.service)
+        self._gate = Gate(routes_of(server.api_prefix), server, lambda: self.service)
 
     def ready(self, runtime: Runtime) -> None:
         """Serve with this runtime from now on. Raises LoadError if it cannot: see ``Service.of``."""
@@ -41,9 +43,9 @@ def create_app(runtime: Runtime | None, server: ServerConfig, defaults: Defaults
     return app
 
 
-def routes_of(server: ServerConfig) -> FastAPI:
-    """All routes; ``App`` puts the gate before them."""
-    prefix = server.api_prefix
+@functools.cache
+def routes_of(prefix: str) -> FastAPI:
+    """All routes under ``prefix``; ``App`` puts the gate before them. They know no server: that comes in the scope."""
     api = FastAPI(
         title="corral",
         version=BUILD,

@@ -11,6 +11,7 @@ from corral.config import ContextConfig, EngineConfig
 from corral.engine.state import EngineSnapshot
 from corral.engine.thread import EngineThread
 from corral.runtime import Runtime
+from corral.sim.clock import VirtualClock
 from corral.tasks import Task, TaskGroup
 
 
@@ -46,7 +47,7 @@ class _Watched:
 
 def simulated_llm(n_slots: int = 3, n_ctx: int = 1024) -> WatchedLLM:
     context = ContextConfig(n_ctx=n_ctx, n_slots=n_slots, n_rows=n_slots + 2, n_batch=64, n_ubatch=64)
-    runtime = Runtime.simulated(context, EngineConfig(n_slots=n_slots, max_queue=8, audit=True))
+    runtime = Runtime.simulated(context, EngineConfig(n_slots=n_slots, max_queue=8, audit=True), clock=VirtualClock())
     tasks: list[Task] = []
     made = WatchedLLM.over(replace(runtime, engine=_Watched(runtime.engine, tasks)))  # type: ignore[arg-type]
     made.tasks = tasks
