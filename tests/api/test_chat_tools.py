@@ -290,3 +290,13 @@ def test_skip_chat_parsing_leaves_all_in_the_text(engine: CannedEngine) -> None:
     with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE, skip_chat_parsing=True)) as http:
         choice = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()["choices"][0]
     assert choice["message"]["content"] == text and choice["finish_reason"] == "stop"
+
+
+def test_allowed_tools_are_read_as_their_mode(http: httpx.Client, engine: CannedEngine) -> None:
+    for mode in ("auto", "required"):
+        engine.tasks.clear()
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"type": "function"}]}}
+        body = {"messages": ASK, "tools": TOOLS, "tool_choice": choice}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        constraint = engine.tasks[0].sampling.constraint
+        assert constraint is not None and bool(constraint.triggers) == (mode == "auto")

@@ -211,3 +211,9 @@ def test_keys_and_the_simulated_model(serve_sim: SimServer) -> None:
     http.headers["Authorization"] = "Bearer k"
     told = lines(http.post("/llm/api/generate", json={"prompt": "hi", "options": {"num_predict": 4}}))
     assert told[-1]["eval_count"] == 4 and told[-1]["done_reason"] == "length"
+
+
+def test_a_tool_needs_no_type(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says(CALL)
+    body = {"messages": ASK, "tools": [{"function": WEATHER["function"]}], "stream": False}
+    assert http.post("/api/chat", json=body).json()["message"]["tool_calls"]

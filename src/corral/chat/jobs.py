@@ -12,8 +12,9 @@ from corral.chat.borders import text_borders, token_borders
 from corral.chat.conversation import Conversation
 from corral.chat.formats.base import Expect, Format, Reader, TagFormat
 from corral.chat.formats.detect import detect_format
-from corral.chat.formats.grammar import Wanted
+from corral.chat.formats.grammar import Wanted, answer_constraint
 from corral.chat.formats.history import adjust_history
+from corral.chat.formats.ids import with_ids
 from corral.chat.generic_tools import describe_tools, write_out_calls
 from corral.chat.guard import Guard, Guarded, control_texts
 from corral.chat.holder import CallHolder, NewMatcher
@@ -125,7 +126,7 @@ class ChatModel:
             messages = describe_tools(messages, offered)
         if not template.caps.supports_tool_calls:
             messages = write_out_calls(messages)
-        messages = adjust_history(messages, template.source, format.name)
+        messages = adjust_history(with_ids(messages, format.new_id), template.source, format.name)
         guarded = self._guarded([*messages, *_continued(conversation)], offered, request)
         if conversation.continued is not None:
             *messages, last = guarded.messages
@@ -138,6 +139,8 @@ class ChatModel:
             tools=guarded.tools if template.caps.supports_tools else None,
         )
         text, is_thinking = _go_on(text, format, conversation, last)
+        if is_thinking and conversation.continued is None and request.kwargs.get("enable_thinking") is False:
+            text, is_thinking = text + _think_marks(text, format)[1], False  # the template cannot leave them out
         thoughts = str(last.get("reasoning_content", "")) if is_thinking else ""
         reads_calls = request.parses and request.reads_calls and request.choice.mode != "none"
         expect = Expect(
@@ -197,17 +200,20 @@ class ChatModel:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
 
     def constraint(self, rendered: Rendered, request: ChatRequest, own: Constraint | None = None) -> Constraint | None:
-        """What the reply is held to by the tools that may or must be called; None: to nothing. Raises InvalidRequest.
+        """What the reply is held to by tools that may or must be called, and by a mark before its text; None: nothing.
 
-        ``own`` is the schema that the request wants of an answer that calls nothing; no other kind is one.
+        ``own`` is the schema that the request wants of an answer that calls nothing; no other kind is one. Raises
+        InvalidRequest.
         """
-        expect, thinking = rendered.expect, rendered.format.thinking
+        expect, format = rendered.expect, rendered.format
         reply = None if own is None else self._holder.reply(own)
         if reply is not None and expect.is_text:
             return None  # an answer goes on
-        has_thought = thinking is not None and rendered.text.rstrip().endswith(thinking.ends)
+        has_thought = format.thinking is not None and rendered.text.rstrip().endswith(format.thinking.ends)
         wanted = Wanted(request.choice, request.parallel, expect.is_thinking, has_thought, reply)
-        return self._holder.constraint(rendered.format, request.tools, wanted)
+        if reply is not None and request.choice.mode == "none":
+            return answer_constraint(format, wanted, self._literal)
+        return self._holder.constraint(format, request.tools, wanted)
 
     def _literal(self, text: str) -> str:
         """A text as terms of a lark grammar: strings, and control tokens by their numbers."""

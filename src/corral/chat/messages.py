@@ -27,9 +27,9 @@ def _read_message(value: object) -> Message:
     if not isinstance(role, str):
         raise InvalidRequest(f"{_FAULT} each message needs a 'role'")
     content = value.get("content")
-    if content is None and role != "assistant":
+    if "content" not in value and role != "assistant":
         raise InvalidRequest("All non-assistant messages must contain 'content'")
-    if content is None and not (value.get("tool_calls") or value.get("reasoning_content")):
+    if "content" not in value and not (value.get("tool_calls") or value.get("reasoning_content")):
         raise InvalidRequest("Assistant message must contain either 'content' or 'tool_calls'!")
     message = {key: item for key, item in value.items() if item is not None}
     message["content"] = _text(content, "\n\n" if role == "assistant" else "\n")

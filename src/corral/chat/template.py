@@ -40,6 +40,7 @@ class ChatTemplate:
             raise LoadError(f"the chat template does not compile: {error}") from error
         self._changes_values = changes_values(self.source)
         self._takes_text_arguments = True
+        self._no_tools: list[object] | None = None
         self.caps = self._probe()
 
     def render(
@@ -59,7 +60,7 @@ class ChatTemplate:
             "documents": None,
             **(kwargs or {}),
             "messages": adapt(messages, self.caps, self._takes_text_arguments),
-            "tools": tools or None,
+            "tools": tools or self._no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -74,6 +75,8 @@ class ChatTemplate:
         system: Message = {"role": "system", "content": _NEEDLE}
         ask: Message = {"role": "user", "content": "x"}
         thought: Message = {"role": "assistant", "content": "x", "reasoning_content": _NEEDLE}
+        if not self._prints([user]) and not self._prints([typed(user)]):
+            self._no_tools = []  # some loop over tools, whether there are any or not
         takes_objects = self._prints_members(ask)
         takes_text = self._prints([ask, _calls(f'["{_NEEDLE}"]')])
         either: object = {} if takes_objects else "{}"

@@ -70,11 +70,17 @@ def read_tools(value: object) -> Tools:
 
 
 def read_tool_choice(value: object, tools: Tools) -> ToolChoice:
-    """The ``tool_choice`` of a request; without tools nothing can be called. Raises InvalidRequest."""
+    """The ``tool_choice`` of a request; without tools nothing can be called. ``allowed_tools`` is read as its mode.
+
+    Raises InvalidRequest.
+    """
     if value is None:
         return ToolChoice("auto" if tools.by_name else "none")
     if isinstance(value, str):
         return _choice_of_mode(value, tools)
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        allowed = value.get("allowed_tools", value)  # an object of its own in chats, not in Responses
+        return read_tool_choice(allowed.get("mode") if isinstance(allowed, dict) else allowed, tools)
     if isinstance(value, dict):
         return _choice_of_name(value, tools)
     raise InvalidRequest("Invalid tool_choice: it must be a string or an object")

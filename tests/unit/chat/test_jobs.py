@@ -55,6 +55,11 @@ def test_a_prompt_that_opens_thoughts() -> None:
     assert rendered.expect.is_thinking and rendered.text.endswith("<think>\n")
 
 
+def test_thoughts_that_the_template_opens_in_any_case_are_closed_where_there_must_be_none() -> None:
+    rendered = model(OPENS).render(ChatRequest(talk(ASK), kwargs={"enable_thinking": False}))
+    assert rendered.text.endswith("<think>\n\n</think>\n\n") and not rendered.expect.is_thinking
+
+
 def budget(source: str, **fields: Any) -> ThoughtBudget | None:
     chat = model(source)
     request = ChatRequest(**{"conversation": talk(ASK), "budget": 7, **fields})

@@ -49,3 +49,9 @@ def test_calls_and_thoughts_of_the_history() -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
     assert read_messages([message]) == [{**message, "content": ""}]
     assert "tool_calls" not in read_messages([{"role": "assistant", "content": "x", "tool_calls": None}])[0]
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "system", "assistant"])
+def test_content_that_is_null_is_empty(role: str) -> None:
+    """As in llama-server, where only content that is missing is a fault."""
+    assert read_messages([{"role": role, "content": None, "tool_calls": []}]) == [{"role": role, "content": ""}]

@@ -108,3 +108,12 @@ def test_capabilities_of_a_template_with_calls_and_thoughts() -> None:
     assert caps.supports_tool_calls and caps.supports_parallel_tool_calls and caps.supports_object_arguments
     assert caps.supports_preserve_reasoning and caps.supports_reasoning_effort
     assert not caps.supports_tools
+
+
+def test_a_template_that_loops_over_tools_needs_none() -> None:
+    source = "{% for tool in tools %}{{ tool }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(source, "", "")
+    assert template.caps.supports_string_content and template.caps.supports_tools
+    assert template.render([{"role": "user", "content": "hi"}]) == "hi"
+    asks = ChatTemplate("{{ 'tools' if tools is not none }}{{ messages[0].content }}", "", "")
+    assert asks.render([{"role": "user", "content": "hi"}]) == "hi"

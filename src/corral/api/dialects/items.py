@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corral.api.dialects.blocks import Block
 from corral.api.dialects.parts import Json
+from corral.api.schemas.items import CALL_PREFIX
 
 _PREFIXES = {"thoughts": "rs", "text": "msg", "call": "fc"}
 
@@ -24,7 +25,7 @@ def item_json(block: Block, item: str, status: str, *, is_whole: bool = False) -
         case "text":
             return {"id": item, "type": "message", "role": "assistant", "status": status, "content": content}
         case "call":
-            call: Json = {"id": item, "type": "function_call", "call_id": f"call_{block.id}", "name": block.name}
+            call: Json = {"id": item, "type": "function_call", "call_id": CALL_PREFIX + block.id, "name": block.name}
             return {**call, "arguments": block.text if is_whole else "", "status": status}
 
 

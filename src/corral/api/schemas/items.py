@@ -8,6 +8,8 @@ from corral.errors import InvalidRequest
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _IMAGE = "input_image"
+CALL_PREFIX = "call_"
+"""Before the ids of calls in Responses."""
 
 
 def with_instructions(instructions: str, messages: list[Json]) -> list[Json]:
@@ -52,7 +54,7 @@ class _Messages:
                 calls.append(_call(item, where))
             case "function_call_output":
                 content = _content(item.get("output"), f"{where}.output")
-                call_id = _text(item, "call_id", where)
+                call_id = _call_id(item, where)
                 self.done().append({"role": "tool", "tool_call_id": call_id, "content": content})
             case kind:
                 raise InvalidRequest(f"Field '{where}': items of type {kind!r} are not supported")
@@ -99,7 +101,12 @@ def _part(part: Json, where: str) -> str:
 
 def _call(item: Json, where: str) -> Json:
     function = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
-    return {"type": "function", "id": _text(item, "call_id", where), "function": function}
+    return {"type": "function", "id": _call_id(item, where), "function": function}
+
+
+def _call_id(item: Json, where: str) -> str:
+    """As the model knows it: replies put a prefix before it."""
+    return _text(item, "call_id", where).removeprefix(CALL_PREFIX)
 
 
 def _text(item: Json, key: str, where: str) -> str:

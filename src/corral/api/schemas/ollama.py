@@ -60,7 +60,7 @@ def read_chat_body(fields: Fields, n_ctx: int) -> OllamaBody:
     body = _settings(fields, n_ctx, stream)
     body["messages"] = messages
     if tools := fields.array("tools"):
-        body["tools"] = tools
+        body["tools"] = [{"type": "function", **tool} if isinstance(tool, dict) else tool for tool in tools]
     return OllamaBody(Fields(body), stream)
 
 

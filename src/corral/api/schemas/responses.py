@@ -52,8 +52,6 @@ def read_responses_body(fields: Fields, recall: Recall) -> ResponsesBody:
         body["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1)
     if tools := _functions(fields):
         body["tools"] = tools
-    if body.get("tool_choice") is not None:
-        body["tool_choice"] = _choice(body["tool_choice"])
     if effort := Fields(fields.object("reasoning") or {}).text("effort"):
         body["reasoning_effort"] = effort
     if wanted := _format(fields):
@@ -98,13 +96,6 @@ def _function(tool: Json) -> Json:
     if isinstance(tool.get("function"), dict):
         return tool
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-
-
-def _choice(value: object) -> object:
-    """``allowed_tools`` is read as its mode."""
-    if isinstance(value, dict) and value.get("type") == "allowed_tools":
-        return value.get("mode")
-    return value
 
 
 def _format(fields: Fields) -> Json | None:

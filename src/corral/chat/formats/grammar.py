@@ -47,9 +47,28 @@ def call_constraint(format: Format, tools: Tools, wanted: Wanted, literal: Liter
     if choice.mode == "required":
         return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {shape.whole}"), (), *thoughts)
     if wanted.reply is not None:
-        reply = f"{literal(format.opener) if format.opener else ''} {SPACE} {json_of(wanted.reply)}"
-        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {shape.whole} | {reply}"), (), *thoughts)
+        start = f"{SPACE} {shape.whole} | {_answer(format, wanted.reply, literal)}"
+        return Constraint(ConstraintKind.LARK, rules.text(start), (), *thoughts)
     return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
+
+
+def answer_constraint(format: Format, wanted: Wanted, literal: Literal) -> Constraint | None:
+    """What an answer that fits ``wanted.reply`` is held to where a mark stands before texts; None where none does.
+
+    The mark is held, too: there may be other ways to begin a text, and a reply that nothing holds would go on.
+    """
+    if not format.opener or wanted.reply is None:
+        return None
+    rules = Rules(literal)
+    if isinstance(format, ChannelFormat):
+        return _Channels(format, Shapes(rules, [], is_many=False), wanted).answer(wanted.reply)
+    thoughts = ("", "") if wanted.has_thought else _thoughts(format.thinking, wanted.is_thinking)
+    return Constraint(ConstraintKind.LARK, rules.text(_answer(format, wanted.reply, literal)), (), *thoughts)
+
+
+def _answer(format: Format, schema: Json, literal: Literal) -> str:
+    """The terms of a text of JSON."""
+    return f"{literal(format.opener) if format.opener else ''} {SPACE} {json_of(schema)}"
 
 
 def _thoughts(thinking: Thinking | None, is_thinking: bool) -> tuple[str, str]:
@@ -77,6 +96,11 @@ class _Channels:
         if wanted.choice.mode == "auto" and wanted.reply is not None:
             start = f"{self._thoughts()} ({shape.whole} | {self._head()} {json_of(wanted.reply)})"
         return Constraint(ConstraintKind.LARK, rules.text(start))
+
+    def answer(self, schema: Json) -> Constraint:
+        """JSON behind any thoughts."""
+        start = f"{self._thoughts()} {self._head()} {json_of(schema)}"
+        return Constraint(ConstraintKind.LARK, self.shapes.rules.text(start))
 
     def _thoughts(self) -> str:
         """Messages of thoughts; the first may be open already."""

@@ -11,7 +11,7 @@ from tests.unit.chat.formats.samples import GPT_OSS, HERMES, MUSE, SAMPLES, TOOL
 
 from corral.chat.formats.base import Format
 from corral.chat.formats.families import GEMMA_4, GIGACHAT, LFM2, MINIMAX_M3, QWEN_CODER
-from corral.chat.formats.grammar import Wanted, call_constraint
+from corral.chat.formats.grammar import Wanted, answer_constraint, call_constraint
 from corral.chat.tools import ToolChoice, Tools, read_tools
 from corral.engine.triggers import new_watch
 from corral.guidance.guide import Guide
@@ -241,6 +241,35 @@ def test_an_answer_of_a_schema_in_place_of_calls() -> None:
     assert not either.would_accept(b"Sure") and not either.would_accept(b'{"ok": 1')
     forced = matcher(HERMES, ToolChoice("required"), reply=reply)
     assert not forced.would_accept(b'{"ok": true}')
+
+
+OPENED = {
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+        ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+    ),
+    "muse-glimmer": (" to=self<|message|>Hm.<|eom|><|start|>assistant", (" to=user<|message|>",)),
+    "kimi-k3": ("", ("<|open|>response<|sep|>",)),
+    "cohere2-moe": ("", ("<|START_TEXT|>",)),
+    "command-r7b": ("", ("<|START_RESPONSE|>",)),
+    "functionary-v3.2": ("", ("all\n",)),
+}
+
+
+@pytest.mark.parametrize("format", {s.format.name: s.format for s in SAMPLES}.values(), ids=lambda one: one.name)
+def test_an_answer_of_a_schema_behind_its_mark(format: Format) -> None:
+    """Where a mark stands before texts it is held, too: a reply without it would be held to nothing."""
+    held = answer_constraint(format, Wanted(ToolChoice("none"), reply={"type": "object"}), json.dumps)
+    assert (held is not None) == bool(format.opener) == (format.name in OPENED)
+    if held is None:
+        return
+    thoughts, heads = OPENED[format.name]
+    answer = GUIDE.matcher(held)
+    for head in heads:
+        assert answer.would_accept(f'{thoughts}{head}{{"ok": 1'.encode())
+        assert not answer.would_accept(f"{thoughts}{head}Sure".encode())
+    assert not answer.would_accept(b"Sure") and not answer.would_accept(f"{heads[0][:-1]}?".encode())
+    assert bool(held.after) == (format.name in ("kimi-k3", "cohere2-moe", "command-r7b"))
 
 
 def test_messages_of_thoughts_come_before_what_is_forced() -> None:
