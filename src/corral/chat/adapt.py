@@ -65,6 +65,24 @@ def _call(call: object, takes_objects: bool, takes_text: bool) -> object:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def with_descriptions(tool: object) -> object:
+    """A tool whose parameters all have a description: Command R+ prints them, whether there are any or not."""
+    function = _object_in(tool, "function")
+    parameters = _object_in(function, "parameters")
+    members = _object_in(parameters, "properties")
+    if not members or not isinstance(tool, dict):
+        return tool
+    described = {
+        name: {"description": "", **member} if isinstance(member, dict) else member for name, member in members.items()
+    }
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": described}}}
+
+
+def _object_in(value: object, key: str) -> dict[str, object]:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def parse_text(text: str) -> object:
     """The JSON in a text. Raises ValueError if it is none, or too much of it."""
     if text.count("{") + text.count("[") + text.count(":") > MAX_PARTS:

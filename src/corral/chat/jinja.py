@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
@@ -41,6 +41,11 @@ def new_environment(source: str, now: Callable[[], datetime]) -> SandboxedEnviro
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment
+
+
+def variables_of(environment: SandboxedEnvironment, source: str) -> set[str]:
+    """What a template takes from outside."""
+    return meta.find_undeclared_variables(environment.parse(source))
 
 
 def _tojson(

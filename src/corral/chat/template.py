@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
@@ -9,9 +10,9 @@ from datetime import datetime
 
 from jinja2 import TemplateError
 
-from corral.chat.adapt import Capabilities, Message, adapt, typed
+from corral.chat.adapt import Capabilities, Message, adapt, typed, with_descriptions
 from corral.chat.builtin import CHATML, builtin_template
-from corral.chat.jinja import changes_values, new_environment
+from corral.chat.jinja import changes_values, new_environment, variables_of
 from corral.errors import InvalidRequest, LoadError
 
 __all__ = ["CHATML", "Capabilities", "ChatTemplate", "Message"]
@@ -19,7 +20,11 @@ __all__ = ["CHATML", "Capabilities", "ChatTemplate", "Message"]
 _NEEDLE = "corral-needle"
 _TOOL = {
     "type": "function",
-    "function": {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "probe_tool",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"probe": {"type": "string"}}},
+    },
 }
 
 
@@ -35,12 +40,15 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._now = now
         try:
-            self._template = new_environment(self.source, now).from_string(self.source)
+            environment = new_environment(self.source, now)
+            self._template = environment.from_string(self.source)
         except TemplateError as error:
             raise LoadError(f"the chat template does not compile: {error}") from error
         self._changes_values = changes_values(self.source)
+        self._takes_functions = {"functions", "tools"} & variables_of(environment, self.source) == {"functions"}
         self._takes_text_arguments = True
         self._no_tools: list[object] | None = None
+        self._wants_descriptions = False
         self.caps = self._probe()
 
     def render(
@@ -60,13 +68,20 @@ class ChatTemplate:
             "documents": None,
             **(kwargs or {}),
             "messages": adapt(messages, self.caps, self._takes_text_arguments),
-            "tools": tools or self._no_tools,
+            "tools": self._shown(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        if self._takes_functions:  # Firefunction
+            variables["functions"] = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
         try:
             return self._template.render(deepcopy(variables) if self._changes_values else variables)
         except Exception as error:  # somebody else's program: whatever it raises, it cannot render this request
             raise InvalidRequest(f"the chat template failed: {error}") from error
+
+    def _shown(self, tools: Sequence[object] | None) -> list[object] | None:
+        if not tools:
+            return self._no_tools
+        return list(map(with_descriptions, tools)) if self._wants_descriptions else list(tools)
 
     def _probe(self) -> Capabilities:
         # While probing nothing is adapted: assume everything.
@@ -77,6 +92,9 @@ class ChatTemplate:
         thought: Message = {"role": "assistant", "content": "x", "reasoning_content": _NEEDLE}
         if not self._prints([user]) and not self._prints([typed(user)]):
             self._no_tools = []  # some loop over tools, whether there are any or not
+        if not self._prints([ask], "probe_tool", tools=[_TOOL]):
+            self._wants_descriptions = True
+            self._wants_descriptions = self._prints([ask], "probe_tool", tools=[_TOOL])
         takes_objects = self._prints_members(ask)
         takes_text = self._prints([ask, _calls(f'["{_NEEDLE}"]')])
         either: object = {} if takes_objects else "{}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from corral.guidance.references import DEFINITIONS
 
@@ -10,6 +10,8 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 MAPS = ("properties", "patternProperties", *DEFINITIONS)
 SINGLES = ("items", "additionalProperties", "additionalItems")
 """Keywords with schemas in a list, by name, or one."""
+
+Change = Callable[[Mapping[str, object]], Mapping[str, object]]
 
 _ANY: tuple[object, ...] = (True, {})
 _IDLE_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -34,19 +36,21 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 def without_idle(schema: Mapping[str, object]) -> dict[str, object]:
     """The same schema in effect."""
-    return {key: _inner(key, value) for key, value in schema.items() if not _is_idle(key, value, schema)}
+    kept = {key: value for key, value in schema.items() if not _is_idle(key, value, schema)}
+    return {key: over_parts(key, value, without_idle) for key, value in kept.items()}
 
 
-def _acting(part: object) -> object:
-    return without_idle(part) if isinstance(part, dict) else part
+def over_parts(key: str, value: object, change: Change) -> object:
+    """A keyword's value with every schema in it changed."""
 
+    def changed(part: object) -> object:
+        return change(part) if isinstance(part, dict) else part
 
-def _inner(key: str, value: object) -> object:
     if key in MAPS and isinstance(value, dict):
-        return {name: _acting(one) for name, one in value.items()}
+        return {name: changed(one) for name, one in value.items()}
     if key in LISTS and isinstance(value, list):
-        return [_acting(one) for one in value]
-    return _acting(value) if key in SINGLES else value
+        return [changed(one) for one in value]
+    return changed(value) if key in SINGLES else value
 
 
 def _is_idle(key: str, value: object, schema: Mapping[str, object]) -> bool:

@@ -117,3 +117,28 @@ def test_a_template_that_loops_over_tools_needs_none() -> None:
     assert template.render([{"role": "user", "content": "hi"}]) == "hi"
     asks = ChatTemplate("{{ 'tools' if tools is not none }}{{ messages[0].content }}", "", "")
     assert asks.render([{"role": "user", "content": "hi"}]) == "hi"
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": True}}},
+}
+
+
+def test_a_template_that_prints_every_description() -> None:
+    """Command R+'s fails where there is none."""
+    source = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% for n, p in t.function.parameters.properties | items %}"
+        "{{ n + ':' + p.description if p is mapping else n }}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    )
+    made = ChatTemplate(source, "", "")
+    assert made.caps.supports_tools
+    assert made.render([{"role": "user", "content": "hi"}], tools=[TOOL]) == "fa:bhi"
+
+
+def test_a_template_that_takes_functions_as_text() -> None:
+    """Firefunction's."""
+    made = ChatTemplate("{{ 'Functions: ' + functions }}{{ messages[0].content }}", "", "")
+    assert made.caps.supports_tools
+    assert made.render([{"role": "user", "content": "hi"}]) == "Functions: hi"
+    assert '"name": "f"' in made.render([{"role": "user", "content": "hi"}], tools=[TOOL])
