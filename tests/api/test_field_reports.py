@@ -433,6 +433,21 @@ def test_62_metrics(serve_sim: SimServer) -> None:
     assert "corral:kv_cache_usage_ratio" in idle and "corral:num_requests_waiting" in idle
 
 
+def test_62_histograms_and_the_use_of_the_cache(serve_sim: SimServer) -> None:
+    """What llama-server does not tell: latencies, cells in use, prefixes that were found."""
+    http = serve_sim(ServerConfig(port=0, endpoint_metrics=True), n_ctx=100_000)
+    for _ in range(2):
+        http.post("/completion", json={**forced("hello"), "prompt": "How do you do?"})
+    told = _series(http)
+    counts = {"time_to_first_token": 2, "e2e_request_latency": 2, "queue_time": 2, "inter_token_latency": 10}
+    assert {name: told[f"corral:{name}_seconds_count"] for name in counts} == counts
+    assert told["corral:step_seconds_sum"] > 0
+    assert (told["corral:prefix_cache_queries_total"], told["corral:prefix_cache_hits_total"]) == (2 * 15, 14)
+    assert told["corral:kv_cache_filled_ratio"] > told["corral:kv_cache_usage_ratio"] == 0
+    with send_raw(http, ENDLESS):
+        until(lambda: _series(http)["corral:kv_cache_usage_ratio"] > 0, "a slot holds cells")
+
+
 def test_ping_comments_are_not_events() -> None:
     """llama.cpp#14268: a client that follows the format sees none of them."""
     assert parse_events(':\n\ndata: {"a":1}\n\n:\n\n') == [{"a": 1}]

@@ -263,6 +263,24 @@ while True:
 """
 
 
+CUT = """
+import os, signal, sys
+from pathlib import Path
+from corral.engine.whole_file import write_whole
+def parts():
+    yield b"new" * 1_000_000
+    os.kill(os.getpid(), signal.SIGKILL)
+write_whole(Path(sys.argv[1]), parts())
+"""
+
+
+def test_kill_9_in_the_middle_of_a_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    assert subprocess.run([sys.executable, "-c", CUT, str(path)], check=False).returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+
+
 def test_kill_9_during_a_save_leaves_a_whole_file(tmp_path: Path) -> None:
     for n_before in range(1, 6):
         with subprocess.Popen(

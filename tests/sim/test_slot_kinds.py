@@ -122,6 +122,23 @@ def test_s28_a_prompt_that_parts_at_an_earlier_message_computes_only_what_is_new
     assert second.ask((*saved.tokens, 97, 98)).timings.n_cached == len(saved.tokens)
 
 
+def test_s28_a_restore_that_finds_no_room_leaves_the_slot_as_it_was() -> None:
+    """That is known only when the bytes were about to go into a row."""
+    saved = saved_chat(Kind.ATTENTION, True)
+    server = Server(Kind.ATTENTION, n_ctx=128)
+    server.ask(CHAT[:20])
+    before = server.engine.snapshot.slots[0]
+    server.engine.submit((Task(TaskId(50), CHAT[::-1], sampling=GREEDY, id_slot=SlotId(1)),))
+    for _ in range(4):
+        server.engine.step()
+    action = SlotAction(TaskId(51), TaskKind.SLOT_RESTORE, SlotId(0), tokens=saved.tokens, data=saved.data)
+    server.engine.act(action)
+    (end,) = (event for event in server.engine.step() if isinstance(event, Failed))
+    assert "No available space" in str(end.error)
+    after = server.engine.snapshot.slots[0]
+    assert (after.n_tokens, after.task) == (before.n_tokens, before.task) and after.n_tokens > 20
+
+
 @KINDS
 def test_checkpoints_are_as_many_as_a_prompt_may_have(kind: Kind) -> None:
     server = Server(kind, n_ctx_checkpoints=2)

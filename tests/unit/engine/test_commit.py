@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.props.engine_machine import Player, Setup, Submit
 
@@ -9,6 +11,7 @@ from corral.engine.commit import MAX_NO_ROOM
 from corral.errors import DecodeFailed
 from corral.ids import TaskId
 from corral.ports import DecodeStatus
+from corral.sim.shape import Kind
 
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
 NO_ROOM, ABORTED, FAILED, INVALID = (
@@ -30,6 +33,8 @@ def test_n6_s21_a_failed_pass_ends_the_tasks_of_its_batch_and_no_other(unified: 
     player.drain()
     assert set(player.failed) == set(running)
     assert all(isinstance(player.failed[t].error, DecodeFailed) for t in running)
+    told = "Invalid input batch." if status is INVALID else "Compute error."
+    assert {str(player.failed[t].error) for t in running} == {told}
     assert set(player.finished) == set(waiting)
 
 
@@ -47,11 +52,12 @@ def test_n6_a_slot_without_a_share_of_the_failed_batch_goes_on(unified: bool) ->
 
 
 @MEMORIES
+@pytest.mark.parametrize("kind", [Kind.ATTENTION, Kind.SLIDING, Kind.HYBRID])
 @pytest.mark.parametrize("status", [ABORTED, FAILED])
-def test_s21_what_a_failed_pass_left_behind_is_not_reused(unified: bool, status: DecodeStatus) -> None:
-    """It strikes at the second piece of the batch: the first is stored, and must be cut off again."""
+def test_s21_what_a_failed_pass_left_behind_is_not_reused(unified: bool, status: DecodeStatus, kind: Kind) -> None:
+    """It strikes at the second piece of the batch: the first is stored, and must be cut off again or all given up."""
     faults = tuple((n, status) for n in (1, 3))
-    player = Player(Setup(unified, n_slots=1, n_ctx=100, n_batch=64, n_ubatch=8, faults=faults))
+    player = Player(Setup(unified, kind, n_slots=1, n_ctx=100, n_batch=64, n_ubatch=8, faults=faults))
     for _ in range(6):
         player.play([Submit(n_prompt=40, n_predict=3)])
     assert player.failed
@@ -73,6 +79,19 @@ def test_s21_no_room_makes_room_by_evicting_what_is_cold() -> None:
     player.play([Submit(stem=1, n_prompt=48, n_predict=7)])
     assert len(player.finished) == 2
     assert not player.failed
+
+
+@pytest.mark.parametrize("fault", [None, 1])
+def test_s21_after_a_pass_without_room_more_is_kept_free(fault: int | None) -> None:
+    """All fit by the ledger's count; what nobody uses goes only if the context has shown that it counts otherwise."""
+    faults = () if fault is None else ((fault, NO_ROOM),)
+    setup = Setup(unified=True, n_slots=2, n_ctx=100, n_spare=2, n_batch=64, n_ubatch=64, faults=faults)
+    player = Player(replace(setup, cache_ram_bytes=0))
+    player.play([Submit(n_prompt=24, n_predict=1)])
+    for stem in (1, 2):
+        player.submit(Submit(stem=stem, n_prompt=28, n_predict=4))
+    player.drain()
+    assert (player.engine.snapshot.counters.n_evicted > 0) is (fault is not None)
 
 
 def test_s21_where_there_is_never_room_the_youngest_task_is_given_up_and_the_rest_goes_on() -> None:

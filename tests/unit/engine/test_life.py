@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,9 @@ from tests.props.engine_machine import Cancel, Heard, Player, Setup, Submit
 
 from corral.engine.slot import MOVES, IllegalMove, Slot
 from corral.engine.state import SlotSnapshot, SlotState
-from corral.events import Chunk, Event, Progress, StopReason
+from corral.events import Chunk, Event, Finished, Progress, StopReason
 from corral.ids import SlotId, TaskId
-from corral.tasks import Sampling, Task
+from corral.tasks import Limits, Sampling, Task
 
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
 
@@ -65,6 +66,19 @@ def test_s9_a_busy_slot_shows_its_task_and_how_far_it_is(unified: bool) -> None:
     assert (first.n_prompt, first.n_tokens, first.n_decoded, first.n_remain) == (20, 20, 1, 5)
     assert slot().n_decoded == 2
     player.drain()
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_ms", "said"),
+    [("ab\ncdef", 0, "ab\n"), ("abcdef", 0, "abcdef"), ("ab\ncdef", -1, "ab\ncdef"), ("ab\ncdef", 10**9, "ab\ncdef")],
+)
+def test_s25_a_time_limit_ends_the_answer_behind_its_first_line(text: str, limit_ms: int, said: str) -> None:
+    player = Player(Setup(n_slots=1, n_ctx=100))
+    sampling, limits = Sampling(grammar=f"root ::= {json.dumps(text)}"), Limits(t_max_predict_ms=limit_ms)
+    player.engine.submit((Task(TaskId(1), (97, 98), sampling=sampling, limits=limits),))
+    (end,) = (e for _ in range(20) for e in player.engine.step() if isinstance(e, Finished))
+    assert end.text == said
+    assert end.reason is (StopReason.EOS if said == text else StopReason.LIMIT)
 
 
 @pytest.mark.parametrize("stem", range(3))

@@ -35,6 +35,20 @@ def test_s27_the_least_recently_used_conversation_goes_to_ram_and_comes_back(uni
     assert player.engine.snapshot.counters.n_loaded >= 1
 
 
+def test_s27_of_idle_conversations_the_one_used_longest_ago_goes_first() -> None:
+    player = Player(Setup(unified=True, n_slots=1, n_ctx=100, n_spare=3, cache_ram_bytes=0))
+
+    def n_cached(stem: int) -> int:
+        (task,) = player.submit(Submit(stem=stem, n_prompt=35, n_predict=1))
+        player.drain()
+        return player.starts[task].n_cached
+
+    for stem in (0, 1, 0, 2):  # the last has room only where another was
+        n_cached(stem)
+    assert n_cached(0) == 34
+    assert n_cached(1) < 5
+
+
 @MEMORIES
 def test_s27_without_a_ram_tier_what_is_evicted_is_gone(unified: bool) -> None:
     player = Player(Setup(unified=unified, n_slots=1, n_ctx=60, cache_ram_bytes=0))
@@ -62,6 +76,15 @@ def test_the_ram_tier_keeps_its_budget_and_forgets_the_oldest(unified: bool) -> 
     assert player.starts[TaskId(5)].n_cached == 44
     player.play([Submit(stem=0, n_prompt=45, n_predict=1, salt="tenant 0")])
     assert player.starts[TaskId(6)].n_cached == 0
+
+
+@MEMORIES
+def test_s27_the_ram_tier_keeps_those_used_last(unified: bool) -> None:
+    player = Player(Setup(unified=unified, n_slots=1, n_ctx=60, cache_ram_bytes=1000))  # two conversations, as above
+    for tenant in "0123":
+        player.play([Submit(n_prompt=45, n_predict=1, salt=tenant)])
+    player.play([Submit(n_prompt=45, n_predict=1, salt="1")])
+    assert player.starts[TaskId(5)].n_cached == 44
 
 
 @MEMORIES
@@ -116,6 +139,7 @@ def test_s27_n6_running_tasks_are_not_sacrificed_for_new_ones() -> None:
         player.submit(Submit(stem=stem, n_prompt=40, n_predict=5))
     player.until(lambda: running in player.finished)
     assert player.finished[running][1].timings.n_parked == 0
+    assert player.engine.snapshot.counters.n_parked == 0, "one that does not fit beside it waits, and is not begun"
     player.drain()
     assert len(player.finished) == 4
 

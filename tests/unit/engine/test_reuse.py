@@ -188,7 +188,8 @@ def test_n2_short_common_beginnings_are_not_waited_for() -> None:
 
 @MEMORIES
 def test_s8_s24_siblings_compute_the_prompt_once_and_go_their_own_ways(unified: bool) -> None:
-    player = Player(Setup(unified=unified, n_slots=4, n_ctx=200 if unified else 60, n_spare=4))
+    setup = Setup(unified=unified, n_slots=4, n_ctx=200 if unified else 60, n_spare=4)
+    player = Player(replace(setup, min_shared_prefill=64))  # others would not wait for so few tokens
     ids = player.submit(Submit(n_prompt=40, n=4, n_predict=12, seed=3))
     player.until(lambda: ids[0] in player.starts and bool(player.open[ids[0]].tokens))
     assert list(player.starts) == ids, "siblings draw their first token from the parent's logits, in the same step"
@@ -229,11 +230,17 @@ def test_the_stems_of_these_tests_part_early() -> None:
 
 @MEMORIES
 @pytest.mark.parametrize("shared_cache", [False, True])
-def test_n7_tenants_do_not_wait_for_each_others_prompts_unless_they_share(unified: bool, shared_cache: bool) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_n7_tenants_do_not_wait_for_each_others_prompts_unless_they_share(
+    unified: bool, shared_cache: bool, is_late: bool
+) -> None:
     """Waiting would tell as much as reusing: that somebody else is asking the same."""
     setup = Setup(unified, n_slots=2, n_ctx=300, n_spare=2, n_batch=16, n_ubatch=16, min_shared_prefill=8)
     player = Player(replace(setup, shared_cache=shared_cache))
-    tasks = [player.submit(Submit(n_prompt=100, n_predict=1, tenant=tenant))[0] for tenant in ("a", "b")]
+    tasks = player.submit(Submit(n_prompt=100, n_predict=1, tenant="a"))
+    if is_late:
+        player.step()
+    tasks += player.submit(Submit(n_prompt=100, n_predict=1, tenant="b"))
     player.step()
     deferral = player.engine.last_plan.deferrals.get(tasks[1])
     assert (deferral is Deferral.OTHER_PROMPT) == shared_cache
