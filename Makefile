@@ -49,7 +49,8 @@ test: check
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 long: $(VENV)/.installed-dev
-	CORRAL_LONG=1 $(BIN)/python -m pytest tests/props tests/api/test_vanish.py tests/model/test_pressure.py --timeout 3600 $(ARGS)
+	CORRAL_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) tests/props --timeout 7200 $(ARGS)
+	CORRAL_LONG=1 $(BIN)/python -m pytest tests/api/test_vanish.py tests/model/test_pressure.py --timeout 3600 $(ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix --select I .

@@ -21,6 +21,8 @@ from corral.api.serve import serve
 from corral.config import ServerConfig
 from corral.runtime import Runtime
 
+PATIENCE_S = 30
+"""What must come is waited for so long: much longer than it takes, since the machine may be busy."""
 _PAUSE = threading.Event()
 
 
@@ -37,10 +39,10 @@ def listening(app: App, server: ServerConfig) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: uvloop.run(main()), daemon=True)
     thread.start()
-    yield address.result(10)
+    yield address.result(PATIENCE_S)
     loop, event = stop.result()
     loop.call_soon_threadsafe(event.set)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"
 
 
@@ -48,7 +50,7 @@ def listening(app: App, server: ServerConfig) -> Iterator[str]:
 def client(runtime: Runtime | None, server: ServerConfig, defaults: Defaults | None = None) -> Iterator[httpx.Client]:
     """A client of a server over ``runtime``."""
     app = create_app(runtime, server, defaults or Defaults())
-    with listening(app, server) as url, httpx.Client(base_url=url, timeout=20, verify=False) as http:
+    with listening(app, server) as url, httpx.Client(base_url=url, timeout=2 * PATIENCE_S, verify=False) as http:
         yield http
 
 
@@ -71,9 +73,9 @@ def parse_events(text: str) -> list[Any]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < end, f"not in 10 s: {what}"
+        assert time.monotonic() < end, f"not in {PATIENCE_S} s: {what}"
         _PAUSE.wait(0.001)  # leaves the interpreter to the threads that are waited for
 
 
@@ -84,7 +86,7 @@ def is_idle(http: httpx.Client) -> bool:
 def send_raw(http: httpx.Client, body: dict[str, Any], path: str = "/completion") -> socket.socket:
     """A request on a socket of its own, whose reply nobody reads."""
     raw = json.dumps(body).encode()
-    sock = socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10)
+    sock = socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
     sock.sendall(head.encode() + raw)
     return sock

@@ -204,7 +204,7 @@ class Passes:
 
         def gated(context: SimContext, spans: Sequence[Span]) -> DecodeStatus:
             self.rows.append({span.row for span in spans})
-            assert self._tickets.acquire(timeout=20)
+            assert self._tickets.acquire(timeout=60)
             return decode(context, spans)
 
         monkeypatch.setattr(SimContext, "decode", gated)

@@ -259,7 +259,7 @@ def test_the_last_descriptors_are_told_of_once_a_minute(caplog: pytest.LogCaptur
 
 def _raw(http: httpx.Client, data: bytes) -> tuple[bytes, Any]:
     """Status line, and the error of the reply; the server closes."""
-    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30) as sock:
         sock.sendall(data)
         reply = b"".join(iter(lambda: sock.recv(65536), b""))
     head, _, body = reply.partition(b"\r\n\r\n")
@@ -290,7 +290,7 @@ def test_clients_that_never_ask_are_let_go(serve_sim: SimServer, monkeypatch: py
     monkeypatch.setattr(serve, "HEAD_S", 0.05)
     http = serve_sim(ServerConfig(port=0, api_keys=(ApiKey("secret"),)))
     address = (http.base_url.host, http.base_url.port or 80)
-    socks = [socket.create_connection(address, timeout=10) for _ in range(6)]
+    socks = [socket.create_connection(address, timeout=30) for _ in range(6)]
     for sock in socks[::2]:
         sock.sendall(b"G")
     got = [b"".join(iter(lambda sock=sock: sock.recv(4096), b"")) for sock in socks]

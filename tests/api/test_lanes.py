@@ -19,7 +19,7 @@ def test_a_worker_whose_client_left_keeps_its_place_until_it_ends() -> None:
     async def main() -> None:
         lanes = Lanes()
         left = asyncio.create_task(lanes.work(LONG_BYTES, wait))
-        assert await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, 30)
         left.cancel()
         await asyncio.wait([left])
         waiting = asyncio.create_task(lanes.work(LONG_BYTES, lambda: read.append("next")))

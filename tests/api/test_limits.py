@@ -88,7 +88,7 @@ def test_of_a_body_without_a_length_no_more_than_the_limit_is_read(http: httpx.C
 
 
 def test_a_terabyte_is_refused_before_it_is_sent(http: httpx.Client) -> None:
-    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30) as sock:
         sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**12)
         assert b" 413 " in sock.recv(4096).split(b"\r\n")[0]
 
@@ -181,7 +181,7 @@ def test_while_a_long_body_is_read_others_are_served_and_who_left_is_not_read(mo
     with simulated(n_slots=1, n_ctx=N_CTX) as runtime, client(runtime, SERVER) as http:
         blank = "x" * LONG_BYTES
         first = send_raw(http, {"content": "first", "unknown": blank}, "/tokenize")
-        assert begun.wait(10)
+        assert begun.wait(30)
         for gone in [send_raw(http, {"content": "gone", "unknown": blank}, "/tokenize") for _ in range(3)]:
             gone.close()
         last = send_raw(http, {"content": "last", "unknown": blank}, "/tokenize")
@@ -407,7 +407,7 @@ def test_headers_have_a_limit(http: httpx.Client) -> None:
     chunked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     heads = (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"GET /health?")
     for first in (*heads, chunked + b"2;x=", chunked + b"2\r\n{}\r\n0\r\nX-Long: "):
-        with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+        with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30) as sock:
             sent = 0
             with contextlib.suppress(OSError):  # it is closed from there
                 sock.sendall(first)
@@ -428,7 +428,7 @@ def test_a_body_may_come_in_chunks_of_a_byte(http: httpx.Client) -> None:
 
 
 def test_many_requests_may_come_at_once(http: httpx.Client) -> None:
-    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=10) as sock:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 4000)
         got = b""
         while got.count(b"HTTP/1.1 200 OK") < 4000:
@@ -454,7 +454,7 @@ def test_a_prompt_over_the_context_is_refused_while_the_engine_is_busy(monkeypat
     monkeypatch.setattr(SimContext, "decode", gated)
     with simulated(n_slots=2, n_ctx=N_CTX) as runtime, client(runtime, SERVER) as http:
         busy = send_raw(http, {"prompt": "x", "n_predict": 1})
-        assert is_running.wait(10)
+        assert is_running.wait(30)
         reply = http.post("/completion", json={"prompt": "x" * N_CTX})
         assert message(reply).startswith(f"request ({N_CTX + 1} tokens) exceeds")
         chat = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x" * N_CTX}]})

@@ -52,9 +52,9 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def open_stream(server: Server, prefix: str = ""):  # type: ignore[no-untyped-def]
-    await asyncio.wait_for(server.listening.wait(), 10)
+    await asyncio.wait_for(server.listening.wait(), 30)
     async with (
-        httpx.AsyncClient(base_url=server.addresses[0], timeout=10) as http,
+        httpx.AsyncClient(base_url=server.addresses[0], timeout=30) as http,
         http.stream("POST", f"{prefix}/completion", json={"prompt": "x", "stream": True}) as response,
     ):
         assert response.status_code == 200
@@ -69,8 +69,8 @@ def test_stopping_lets_open_requests_end() -> None:
             server.finish()
             text = "".join([part async for part in response.aiter_text()])
             assert '"stop":true' in text
-        await asyncio.wait_for(server.task, 10)
-        await asyncio.wait_for(_refuses(server.addresses[0]), 10)
+        await asyncio.wait_for(server.task, 30)
+        await asyncio.wait_for(_refuses(server.addresses[0]), 30)
 
     asyncio.run(main())
 
@@ -83,7 +83,7 @@ def test_while_it_stops_it_says_so_and_takes_no_new_work(prefix: str) -> None:
         server = Server(ServerConfig(port=0, api_prefix=prefix))
         async with open_stream(server, prefix) as response:
             server.stop.set()
-            async with httpx.AsyncClient(base_url=server.addresses[0] + prefix, timeout=10) as http:
+            async with httpx.AsyncClient(base_url=server.addresses[0] + prefix, timeout=30) as http:
                 for method, path in (("GET", "/health"), ("GET", "/v1/health"), ("POST", "/completion")):
                     refused = await http.request(method, path)
                     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5"), path
@@ -96,7 +96,7 @@ def test_while_it_stops_it_says_so_and_takes_no_new_work(prefix: str) -> None:
             assert not server.task.done()
             server.finish()
             assert '"stop":true' in "".join([part async for part in response.aiter_text()])
-        await asyncio.wait_for(server.task, 10)
+        await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
 
@@ -106,11 +106,11 @@ def test_requests_that_came_late_do_not_keep_it_from_stopping() -> None:
         server = Server(ServerConfig(port=0))
         async with open_stream(server) as response:
             server.stop.set()
-            async with httpx.AsyncClient(base_url=server.addresses[0], timeout=10) as polling:
+            async with httpx.AsyncClient(base_url=server.addresses[0], timeout=30) as polling:
                 await polling.get("/health")
                 server.finish()
                 await response.aread()
-                await asyncio.wait_for(server.task, 10)
+                await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
 
@@ -122,7 +122,7 @@ def test_with_nothing_to_wait_for_it_stops_at_once() -> None:
             server.finish()
             await response.aread()
         server.stop.set()
-        await asyncio.wait_for(server.task, 10)
+        await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
 
@@ -133,7 +133,7 @@ def test_cancelling_stops_at_once() -> None:
         async with open_stream(server):
             server.task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(server.task, 10)
+                await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
 
@@ -143,13 +143,13 @@ def test_several_hosts_and_a_unix_socket(tmp_path: Path) -> None:
 
     async def main() -> None:
         server = Server(ServerConfig(host=f"127.0.0.1,{path}", port=0))
-        await asyncio.wait_for(server.listening.wait(), 10)
+        await asyncio.wait_for(server.listening.wait(), 30)
         assert server.addresses[1] == f"unix:{path}"
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             assert (await http.get("/health")).status_code == 200
         server.stop.set()
-        await asyncio.wait_for(server.task, 10)
+        await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
     assert not path.exists()
@@ -158,12 +158,12 @@ def test_several_hosts_and_a_unix_socket(tmp_path: Path) -> None:
 def test_an_address_in_use_is_an_oserror() -> None:
     async def main() -> None:
         server = Server(ServerConfig(port=0))
-        await asyncio.wait_for(server.listening.wait(), 10)
+        await asyncio.wait_for(server.listening.wait(), 30)
         port = int(server.addresses[0].rsplit(":", 1)[1])
         with pytest.raises(OSError):
-            await asyncio.wait_for(Server(ServerConfig(port=port)).task, 10)
+            await asyncio.wait_for(Server(ServerConfig(port=port)).task, 30)
         server.stop.set()
-        await asyncio.wait_for(server.task, 10)
+        await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
 

@@ -207,7 +207,7 @@ class Stream:
             assert self._news.wait_for(lambda: self.is_over or self.n_chars >= n_chars, 60), "the stream does not go on"
 
     def _read(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=20) as http, http.stream("POST", CHAT, json=STEADY) as reply:
+        with httpx.Client(base_url=self._url, timeout=60) as http, http.stream("POST", CHAT, json=STEADY) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"]
