@@ -14,8 +14,8 @@ from corral.chat.schema import Json
 from corral.chat.tool_schemas import ToolSchemas, loosened
 from corral.chat.tools import Tools
 from corral.errors import InvalidRequest
-from corral.guidance.closed import closed
 from corral.guidance.idle import without_idle
+from corral.guidance.silent import as_meant
 from corral.tasks import Constraint
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class CallHolder:
         if self._new_matcher is not None:
             self._new_matcher(own)
         schema = orjson.loads(own.text)
-        return closed(without_idle(schema)) if isinstance(schema, dict) else {}
+        return as_meant(without_idle(schema)) if isinstance(schema, dict) else {}
 
     def constraint(self, format: Format, tools: Tools, wanted: Wanted) -> Constraint | None:
         """What the reply is held to by the tools that may or must be called; None: to nothing. Raises InvalidRequest.

@@ -210,7 +210,7 @@ class ChatModel:
         if reply is not None and expect.is_text:
             return None  # an answer goes on
         has_thought = format.thinking is not None and rendered.text.rstrip().endswith(format.thinking.ends)
-        wanted = Wanted(request.choice, request.parallel, expect.is_thinking, has_thought, reply)
+        wanted = Wanted(request.choice, request.parallel, expect.is_thinking, has_thought, expect.is_text, reply)
         if reply is not None and request.choice.mode == "none":
             return answer_constraint(format, wanted, self._literal)
         return self._holder.constraint(format, request.tools, wanted)

@@ -10,11 +10,11 @@ from urllib.parse import quote, unquote
 
 from corral.errors import InvalidRequest
 from corral.guidance.blame import reason, smallest, where
-from corral.guidance.closed import closed
 from corral.guidance.deep import on_deep_stack
 from corral.guidance.idle import LISTS, MAPS, SINGLES, without_idle
 from corral.guidance.limits import check_schema, escaped
 from corral.guidance.references import DEFINITIONS, definitions, references, resolve
+from corral.guidance.silent import as_meant
 from corral.guidance.trial import fault_of
 
 Schema = dict[str, object]
@@ -54,7 +54,7 @@ def relaxed(schema: Mapping[str, object]) -> tuple[Schema, tuple[LeftOut, ...]]:
     References that lead to other places than definitions are made to lead there, so that the result can be a part of
     another schema with the same definitions. Total: what comes out compiles, and is an object, whatever comes in.
     """
-    given = closed(without_idle({**schema, "type": "object"}))
+    given = as_meant(without_idle({**schema, "type": "object"}))
     if _n_parts(given) > MAX_PARTS:
         return dict(ANY_OBJECT), (LeftOut("", f"it has more than {MAX_PARTS} parts"),)
     return on_deep_stack(lambda: (given, ()) if _is_held(given) else _Relaxing(given).run())

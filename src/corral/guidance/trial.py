@@ -9,9 +9,9 @@ import orjson
 from llguidance import LLMatcher
 
 from corral.errors import InvalidRequest
-from corral.guidance.closed import closed
 from corral.guidance.idle import without_idle
 from corral.guidance.limits import check_schema
+from corral.guidance.silent import as_meant
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"^json_schema: (/\S*: )?")
 
 def json_grammar(schema: object) -> str:
     """llguidance's grammar for a schema, which is an object or a boolean."""
-    shown = closed(without_idle(schema)) if isinstance(schema, dict) else {} if schema else {"enum": []}
+    shown = as_meant(without_idle(schema)) if isinstance(schema, dict) else {} if schema else {"enum": []}
     text = orjson.dumps(shown).decode()
     return LLMatcher.grammar_from_json_schema(text, defaults=LAYOUT)
 

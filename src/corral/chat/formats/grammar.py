@@ -8,6 +8,7 @@ from corral.chat.formats.base import Format, TagFormat, Thinking
 from corral.chat.formats.channels import MESSAGE, ChannelFormat
 from corral.chat.formats.rules import SPACE, Literal, Rules, json_of
 from corral.chat.formats.shapes import Shape, Shapes
+from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import Tagged
 from corral.chat.schema import Json
 from corral.chat.tools import ToolChoice, Tools
@@ -16,13 +17,14 @@ from corral.tasks import Constraint, ConstraintKind, Trigger, TriggerKind
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``parallel``: there may be several calls. The prompt ends within thoughts (``is_thinking``) or behind them
-    (``has_thought``). ``reply``: the schema of the text where none is called; None: any text."""
+    """``parallel``: there may be several calls. The prompt ends within thoughts (``is_thinking``), behind them
+    (``has_thought``) or within text (``is_text``). ``reply``: the schema of the text where none is called, if any."""
 
     choice: ToolChoice
     parallel: bool = True
     is_thinking: bool = False
     has_thought: bool = False
+    is_text: bool = False
     reply: Json | None = None
 
 
@@ -45,7 +47,9 @@ def call_constraint(format: Format, tools: Tools, wanted: Wanted, literal: Liter
     shape = shapes.of(format.calls)
     thoughts = ("", "") if wanted.has_thought else _thoughts(format.thinking, wanted.is_thinking)
     if choice.mode == "required":
-        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {shape.whole}"), (), *thoughts)
+        reopens = isinstance(format.calls, TagJson) and format.calls.begins_open and wanted.is_text
+        mark = literal(format.calls.opens[0]) if reopens else ""
+        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {mark} {shape.whole}"), (), *thoughts)
     if wanted.reply is not None:
         start = f"{SPACE} {shape.whole} | {_answer(format, wanted.reply, literal)}"
         return Constraint(ConstraintKind.LARK, rules.text(start), (), *thoughts)
@@ -92,7 +96,8 @@ class _Channels:
         if wanted.choice.mode == "auto" and wanted.reply is None:
             thoughts = _thoughts(format.thinking, wanted.is_thinking) if format.calls else ("", "")
             return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
-        start = f"{self._thoughts()} {shape.whole}"
+        end_of_text = rules.literal(format.thinking.ends[0] + format.reopener) if wanted.is_text else ""
+        start = f"{end_of_text} {self._thoughts()} {shape.whole}"
         if wanted.choice.mode == "auto" and wanted.reply is not None:
             start = f"{self._thoughts()} ({shape.whole} | {self._head()} {json_of(wanted.reply)})"
         return Constraint(ConstraintKind.LARK, rules.text(start))

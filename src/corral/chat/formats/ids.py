@@ -33,14 +33,12 @@ _FORMS: dict[NewId, _Form] = {
     short_id: _Form(re.compile(r"[A-Za-z0-9]{9}"), _digest),
     function_id: _Form(re.compile(r"functions\..+:\d+"), lambda _, name, index: function_id(index, name)),
 }
+_ANY = _Form(re.compile(r"(?s:.+)"), lambda _given, _name, index: f"call_{index}")
 
 
 def with_ids(messages: Sequence[Message], new_id: NewId) -> list[Message]:
-    """Calls and results with ids of the family's form, if it has one; results without any belong to calls in order."""
-    form = _FORMS.get(new_id)
-    if form is None:
-        return list(messages)
-    ids = _Ids(form)
+    """Calls and results with ids of the family's form: any, if it has none. Results without one follow their calls."""
+    ids = _Ids(_FORMS.get(new_id, _ANY))
     return [ids.renamed(message) for message in messages]
 
 

@@ -9,8 +9,9 @@ import pytest
 from tests.api.canned import EOS, INFO, ByteTokenizer
 from tests.unit.chat.formats.samples import GPT_OSS, HERMES, MUSE, SAMPLES, TOOLS, Sample
 
-from corral.chat.formats.base import Format
-from corral.chat.formats.families import GEMMA_4, GIGACHAT, LFM2, MINIMAX_M3, QWEN_CODER
+from corral.chat.deltas import whole_reply
+from corral.chat.formats.base import Expect, Format, Reader
+from corral.chat.formats.families import FUNCTIONARY_3_2, GEMMA_4, GIGACHAT, LFM2, MINIMAX_M3, QWEN_CODER
 from corral.chat.formats.grammar import Wanted, answer_constraint, call_constraint
 from corral.chat.tools import ToolChoice, Tools, read_tools
 from corral.engine.triggers import new_watch
@@ -284,6 +285,20 @@ def test_messages_of_thoughts_come_before_what_is_forced() -> None:
     analysis = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert harmony.would_accept(f"{analysis}<|channel|>commentary to=functions.now <|constrain|>json".encode())
     assert not harmony.would_accept(f"{analysis}<|channel|>final".encode())
+
+
+def test_a_text_that_goes_on_ends_before_the_call_that_is_forced() -> None:
+    """Where a message is open the call would be a part of its text."""
+    heads = {GPT_OSS: "<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|>{}"}
+    heads[FUNCTIONARY_3_2] = ">>>now\n{}"
+    call = '<atem:function_calls><atem:invoke name="now"></atem:invoke></atem:function_calls>'
+    heads[MUSE] = f"<|eom|><|start|>assistant to=now<|message|>{call}"
+    for format, text in heads.items():
+        held = matcher(format, ToolChoice("required"), is_text=True)
+        assert held.would_accept(text.encode())
+        reader = Reader(format, Expect(TOOLS, is_text=True))
+        whole = whole_reply([*reader.feed(f" sure.{text}"), *reader.finish()])
+        assert whole.content == " sure." and [call.name for call in whole.calls] == ["now"]
 
 
 def test_no_choice_no_constraint() -> None:

@@ -56,6 +56,12 @@ def test_ids_of_the_right_form_stay() -> None:
         assert with_ids(messages, new_id) == messages
 
 
+def test_every_call_has_an_id() -> None:
+    """Ollama's have none, and some templates fail without."""
+    calls, results = ids_of(with_ids(turn(None, None), random_id))
+    assert calls == results == ["call_0", "call_1"]
+
+
 def test_a_result_without_a_call_has_an_id() -> None:
     for given in (None, "call_1"):
         (message,) = with_ids([result(given)], short_id)
