@@ -82,7 +82,7 @@ class ChannelFormat:
             return None
         cursor.begin()
         word = yield from cursor.word((MESSAGE,), _MAX_HEAD)
-        if word is None or not word.isascii():
+        if word is None or not (word.isascii() or "to=functions." in word):
             cursor.undo()
             return None
         yield from cursor.accept(MESSAGE)

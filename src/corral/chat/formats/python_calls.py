@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from corral.chat.cursor import Cursor, Steps
@@ -16,6 +17,12 @@ from corral.chat.tools import Tools
 
 _NAME = re.compile(r"[\w.-]+")
 _OPENING, _CLOSING = "([{", ")]}"
+_AROUND_KEYS = "=(),\n"
+
+
+def can_be_key(name: str) -> bool:
+    """Whether an argument of this name can be written and read: more than Python's identifiers, as tools have them."""
+    return bool(name) and name == name.strip() and not set(name) & set(_AROUND_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +56,18 @@ class PythonCalls:
     def _one(self, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         yield from cursor.space()
         name = ((yield from cursor.word(("(",))) or "").strip()
-        if not _NAME.fullmatch(name) or (self.bare and name not in tools.by_name):
+        if name not in tools.by_name and (self.bare or not _NAME.fullmatch(name)):
             return False
         yield from cursor.accept("(")
         cursor.commit()
         sink.call(name)
         sink.arguments("{")
-        if (yield from self._arguments(cursor, sink)):
+        if (yield from self._arguments(tools.schema(name).members.by_name, cursor, sink)):
             sink.arguments("}")
         yield from cursor.step_over(")")
         return True
 
-    def _arguments(self, cursor: Cursor, sink: Sink) -> Steps[bool]:
+    def _arguments(self, known: Collection[str], cursor: Cursor, sink: Sink) -> Steps[bool]:
         comma = ""
         while True:
             cursor.begin()
@@ -68,11 +75,11 @@ class PythonCalls:
             yield from cursor.accept(",")
             yield from cursor.space()
             name = ((yield from cursor.word(("=", ")"))) or "").strip()
-            if not name.isidentifier() or not (yield from cursor.accept("=")):
+            if not (name.isidentifier() or name in known) or not (yield from cursor.accept("=")):
                 cursor.undo()
                 return True
             cursor.commit()
-            sink.arguments(f"{comma}{json.dumps(name)}: ")
+            sink.arguments(f"{comma}{json.dumps(name, ensure_ascii=False)}: ")
             comma = ", "
             parts: list[str] = []
             if not (yield from _literal(cursor, parts)):

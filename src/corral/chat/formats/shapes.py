@@ -14,7 +14,7 @@ from corral.chat.formats.json_calls import JsonCalls
 from corral.chat.formats.minimax import CLOSE as MINIMAX_CLOSE
 from corral.chat.formats.minimax import INVOKE, INVOKE_END, MinimaxCalls
 from corral.chat.formats.minimax import OPEN as MINIMAX_OPEN
-from corral.chat.formats.python_calls import PythonCalls
+from corral.chat.formats.python_calls import PythonCalls, can_be_key
 from corral.chat.formats.rules import SPACE, Rules, json_of
 from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import CDATA, CDATA_END, Tagged
@@ -215,9 +215,7 @@ class Shapes:
         def call(tool: Tool) -> str:
             members = Schema(tool.parameters, tool.parameters).members
             items = {
-                key: f"{lit(key + '=')} {values.value(one)}"
-                for key, one in members.by_name.items()
-                if key.isidentifier()
+                key: f"{lit(key + '=')} {values.value(one)}" for key, one in members.by_name.items() if can_be_key(key)
             }
             inside = rules.members(items, members.required, _COMMA)
             if members.is_open:

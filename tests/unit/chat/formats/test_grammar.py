@@ -301,6 +301,25 @@ def test_a_text_that_goes_on_ends_before_the_call_that_is_forced() -> None:
         assert whole.content == " sure." and [call.name for call in whole.calls] == ["now"]
 
 
+def test_a_harmony_call_of_a_name_with_other_letters() -> None:
+    reader = Reader(GPT_OSS, Expect(read_tools([{"type": "function", "function": {"name": "météo"}}])))
+    text = "<|channel|>commentary to=functions.météo<|message|>{}"
+    assert [call.name for call in whole_reply([*reader.feed(text), *reader.finish()]).calls] == ["météo"]
+
+
+def test_names_that_python_does_not_have() -> None:
+    """Tools of MCP servers are called so; their arguments must come all the same."""
+    schema = {"type": "object", "properties": {"my-key": {"type": "integer"}, "é x": {"type": "boolean"}}}
+    parameters = {**schema, "required": ["my-key", "é x"]}
+    tools = read_tools([{"type": "function", "function": {"name": "ns:a/b", "parameters": parameters}}])
+    text = "<|tool_call_start|>[ns:a/b(my-key=1, é x=true)]<|tool_call_end|>"
+    held = GUIDE.matcher(constraint(LFM2, tools, ToolChoice("required")))
+    assert held.would_accept(text.encode()) and not held.would_accept(b"<|tool_call_start|>[ns:a/b()")
+    reader = Reader(LFM2, Expect(tools))
+    (call,) = whole_reply([*reader.feed(text), *reader.finish()]).calls
+    assert (call.name, json.loads(call.arguments)) == ("ns:a/b", {"my-key": 1, "é x": True})
+
+
 def test_no_choice_no_constraint() -> None:
     for format in (GPT_OSS, HERMES):
         assert call_constraint(format, TOOLS, Wanted(ToolChoice("none")), json.dumps) is None
