@@ -11,6 +11,7 @@ from tests.props.histories import Pin, Unpin
 from corral.engine.checkpoints import TAIL
 from corral.ids import TaskId, Token
 from corral.sim.shape import Kind
+from corral.tasks import CacheAction, TaskKind
 
 KINDS = pytest.mark.parametrize("kind", list(Kind), ids=[kind.name.lower() for kind in Kind])
 MODES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
@@ -97,6 +98,18 @@ def test_pins_share_a_checkpoint_until_the_last_of_them_goes(kind: Kind, unified
     crowd(player, 12)
     assert n_computed(player, (*STEMS[0][: len(PINNED) + TAIL], 120)) <= 1 + (N_TILE if kind is Kind.ATTENTION else 0)
     assert first.key == second.key
+
+
+def test_a_pin_that_is_given_up_before_the_next_step_is_not_kept() -> None:
+    """Its prompt is there: nothing else would keep it from being pinned."""
+    player = Player(setup_of(Kind.ATTENTION))
+    (computed,) = player.submit(Submit(n_prompt=len(PINNED), n_predict=0))
+    player.drain()
+    action = CacheAction(player.new_id(), TaskKind.CACHE_PIN, task=player.finished[computed][0])
+    player.engine.act(action)
+    player.engine.cancel([action.id])
+    player.engine.step()
+    assert not player.engine.books.pins
 
 
 @KINDS
