@@ -162,7 +162,8 @@ def test_the_prompt_of_a_busy_slot_serves_others(serve: SimServer, unified: bool
 @pytest.mark.parametrize("n_ctx", [8192, 900], ids=["roomy", "tight"])
 def test_34_one_agent_more_than_slots_where_memory_cannot_be_cut(serve: SimServer, kind: Kind, n_ctx: int) -> None:
     """llama.cpp#22756: three rounds, one of the agents is huge."""
-    http = serve(n_slots=2, n_ctx=n_ctx, kind=kind)
+    n_shares = 2 if kind is Kind.SLIDING_HYBRID else 1  # always on split KV
+    http = serve(n_slots=2, n_ctx=n_ctx * n_shares, kind=kind)
     turns = [f"{i}: " + "agent " * n for i, n in enumerate((20, 20, 90))]
     for n_round in range(3):
         for i, prompt in enumerate(turns):
