@@ -10,6 +10,7 @@ from tests.model.tiny import write_tiny_jamba, write_tiny_lfm2, write_tiny_llama
 from corral.errors import LoadError
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file over a real model stay with one worker: they share what it wrote alone."""
     for item in items:
