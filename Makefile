@@ -46,7 +46,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 long: $(VENV)/.installed-dev
 	CORRAL_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) tests/props --timeout 7200 $(ARGS)

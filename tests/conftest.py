@@ -10,14 +10,6 @@ from tests.model.tiny import write_tiny_jamba, write_tiny_lfm2, write_tiny_llama
 from corral.errors import LoadError
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file over a real model stay with one worker: they share what it wrote alone."""
-    for item in items:
-        if item.path.parent.name == "model":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF with random F32 weights that loads in milliseconds; 354 tokens, context 1024."""
