@@ -12,14 +12,6 @@ MAX_ROWS = 256
 """The most rows a libllama context can have."""
 
 
-MAX_SLOTS_UNIFIED = 8
-"""Up to so many slots KV is unified unless asked otherwise.
-
-Rows share prefixes there without copying, and short prompts fill the kernel's tiles together; but every query scans the
-cells of all rows: measured, decoding was as fast as on split KV with 4 users and 16 % slower with 16.
-"""
-
-
 def n_rows_for(n_slots: int, kv_unified: bool) -> int:
     """Rows of a context. On unified KV spare ones hold the prefixes of idle conversations by sharing cells."""
     return min(2 * n_slots + 8, MAX_ROWS) if kv_unified else n_slots

@@ -104,7 +104,7 @@ def test_the_flags_reach_the_routes(shared: tuple[Server, str]) -> None:
     _, url = shared
     models = httpx.get(f"{url}/v1/models", timeout=WAIT_S).json()
     assert models["data"][0]["id"] == "other"
-    assert models["data"][0]["meta"]["n_ctx"] == 1024
+    assert models["data"][0]["meta"]["n_ctx"] == 512
     assert httpx.get(f"{url}/metrics", timeout=WAIT_S).status_code == 501
 
 

@@ -63,12 +63,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "Model and context": (
         _flag("-m --model", k.PATH, None, "GGUF file; without it the bundled demo model", "MODEL"),
         _flag("-c --ctx-size", k.COUNT, 0, "KV cells for all slots together; 0: the training context", "CTX_SIZE"),
-        _flag("-np --parallel", k.integer(-1), -1, "slots; -1: 4 and unified KV", "N_PARALLEL"),
+        _flag("-np --parallel", k.integer(-1), -1, "slots, KV split between them; -1: 4 that share it", "N_PARALLEL"),
         _flag(
             "-kvu --kv-unified !-no-kvu !--no-kv-unified",
             k.SWITCH,
             None,
-            "one KV pool that all slots share; default: on for up to 8 slots",
+            "one KV pool that all slots share; default: on where -np is not given",
             "KV_UNIFIED",
         ),
         _flag("-b --batch-size", k.integer(1), 2048, "tokens in one step at most", "BATCH"),

@@ -11,7 +11,6 @@ from corral.cli.parse import Parsed, UsageError
 from corral.config import (
     GIB,
     MAX_ROWS,
-    MAX_SLOTS_UNIFIED,
     MIB,
     AdapterConfig,
     ApiKey,
@@ -78,7 +77,7 @@ def _adapters(args: Parsed) -> tuple[AdapterConfig, ...]:
 
 
 def _context(args: Parsed, n_slots: int) -> ContextConfig:
-    unified = n_slots <= MAX_SLOTS_UNIFIED if args["kv_unified"] is None else args["kv_unified"]
+    unified = args["parallel"] < 0 if args["kv_unified"] is None else args["kv_unified"]
     return ContextConfig(
         n_ctx=args["ctx_size"],
         n_slots=n_slots,

@@ -47,12 +47,11 @@ def test_automatic_slots_share_the_context() -> None:
     assert (context.n_slots, context.kv_unified, context.n_rows, context.n_ctx) == (4, True, 16, 4096)
 
 
-def test_many_slots_split_it() -> None:
-    context = settings("-np", "8").context
-    assert (context.n_slots, context.kv_unified, context.n_rows) == (8, True, 24)
-    context = settings("-np", "9").context
-    assert (context.n_slots, context.kv_unified, context.n_rows) == (9, False, 9)
-    assert settings("-np", "6").engine.n_slots == 6
+@pytest.mark.parametrize("n_slots", [1, 4, 9])
+def test_slots_that_are_asked_for_split_it(n_slots: int) -> None:
+    context = settings("-np", str(n_slots)).context
+    assert (context.n_slots, context.kv_unified, context.n_rows) == (n_slots, False, n_slots)
+    assert settings("-np", str(n_slots)).engine.n_slots == n_slots
 
 
 def test_the_kv_mode_can_be_chosen_apart() -> None:
