@@ -53,6 +53,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 
 
 def _value(flag: Flag, name: str, text: str, earlier: tuple[Any, ...]) -> Any:
+    if not text and flag.kind.metavar.startswith(("FILE", "DIR")):  # a shell's variable that is not set
+        raise UsageError(f"{name} is empty: name a {'folder' if flag.kind.metavar == 'DIR' else 'file'}")
     try:
         value = flag.kind.read(text)
     except ValueError as error:

@@ -184,3 +184,12 @@ def test_no_name_stands_for_two_flags() -> None:
     variables = [flag.env for flag in flags if flag.env] + [flag.negative_env for flag in flags if flag.negative_env]
     assert len(set(names)) == len(names)
     assert len(set(variables)) == len(variables)
+
+
+NAMES = [flag.name for group in FLAGS.values() for flag in group if flag.kind.metavar.startswith(("FILE", "DIR"))]
+
+
+@pytest.mark.parametrize("flag", NAMES)
+def test_no_name_is_not_the_folder_that_the_server_was_started_in(flag: str) -> None:
+    assert refusal(flag, "").startswith(f"{flag} is empty: name a f")
+    assert refusal(f"{flag}=") == refusal(flag, "")
