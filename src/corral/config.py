@@ -10,6 +10,8 @@ GIB = 1024 * MIB
 
 MAX_ROWS = 256
 """The most rows a libllama context can have."""
+MAX_SLOTS_UNIFIED = 8
+"""With windows and states KV is unified for so many slots unless asked otherwise: docs/decisions/0007."""
 
 
 def n_rows_for(n_slots: int, kv_unified: bool) -> int:
@@ -46,7 +48,8 @@ class ContextConfig:
     ``n_ctx`` counts the KV cells that users may fill, over all slots; 0 means the model's training context.
     On split KV each row has ``n_ctx / n_slots`` of them, padded up to a multiple of 256.
     ``n_rows`` is how many rows the context holds; at least ``n_slots``.
-    Cache types are ggml names: f32, f16, bf16, q8_0, q4_0, ...
+    ``split_if_plain``: KV is split for a model of plain attention, whatever ``kv_unified`` says of others. Cache types
+    are ggml names: f32, f16, bf16, q8_0, q4_0, ...
     """
 
     n_ctx: int = 0
@@ -57,6 +60,7 @@ class ContextConfig:
     n_threads: int = 0
     n_threads_batch: int = 0
     kv_unified: bool = True
+    split_if_plain: bool = False
     flash_attn: bool | None = None
     type_k: str = "f16"
     type_v: str = "f16"

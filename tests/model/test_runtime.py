@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from corral.engine import shelving, slot_file
 from corral.engine.slot_file import SlotFile
 from corral.events import Event, Failed, Finished, SlotDone
 from corral.ids import SlotId, Token
+from corral.llama.model import LlamaModel
 from corral.ops import SavedCheckpoint
 from corral.runtime import Runtime
 from corral.tasks import CacheAction, Limits, Sampling, SlotAction, Task, TaskKind
@@ -59,6 +60,14 @@ def served(path: Path, kind: str, unified: bool = True, **more: Any) -> Iterator
         yield runtime
     finally:
         runtime.close()
+
+
+@KINDS
+def test_slots_that_were_asked_for_have_pools_of_their_own_on_a_plain_model(weights: Path, kind: str) -> None:
+    shape = replace(CONTEXT, n_rows=6, swa_full=kind.endswith("-full"), split_if_plain=True)
+    with closing(LlamaModel.load(ModelConfig(weights))) as model:
+        traits = model.new_context(shape).traits
+    assert traits.n_rows == (6 if kind in ("window", "recurrent", "hybrid") else 2)
 
 
 @KINDS

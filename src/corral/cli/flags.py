@@ -68,7 +68,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "-kvu --kv-unified !-no-kvu !--no-kv-unified",
             k.SWITCH,
             None,
-            "one KV pool that all slots share; default: on where -np is not given",
+            "one KV pool that all slots share; default: without -np; see docs/cli.md",
             "KV_UNIFIED",
         ),
         _flag("-b --batch-size", k.integer(1), 2048, "tokens in one step at most", "BATCH"),

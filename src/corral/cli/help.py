@@ -102,7 +102,8 @@ _PAGE_TAIL = """\
 ## How sizes are resolved
 
 - `-np` not given: 4 slots on unified KV, where any slot may use the whole context.
-- `-np N`: each slot has its part of the context (split KV). `-kvu` and `-no-kvu` choose, with `-np` or without.
+- `-np N`: each slot has its part of the context (split KV). With a sliding window or recurrent layers up to 8 slots
+  share it still, more do not. `-kvu` and `-no-kvu` choose, with `-np` or without.
 - `-c 0`: the model's training context. A conversation never gets more than that.
 - Rows of the KV cache: as many as slots on split KV; on unified KV twice the slots and 8 more, 256 at most.
 """

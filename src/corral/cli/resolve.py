@@ -11,6 +11,7 @@ from corral.cli.parse import Parsed, UsageError
 from corral.config import (
     GIB,
     MAX_ROWS,
+    MAX_SLOTS_UNIFIED,
     MIB,
     AdapterConfig,
     ApiKey,
@@ -77,7 +78,7 @@ def _adapters(args: Parsed) -> tuple[AdapterConfig, ...]:
 
 
 def _context(args: Parsed, n_slots: int) -> ContextConfig:
-    unified = args["parallel"] < 0 if args["kv_unified"] is None else args["kv_unified"]
+    unified = n_slots <= MAX_SLOTS_UNIFIED if args["kv_unified"] is None else args["kv_unified"]
     return ContextConfig(
         n_ctx=args["ctx_size"],
         n_slots=n_slots,
@@ -87,6 +88,7 @@ def _context(args: Parsed, n_slots: int) -> ContextConfig:
         n_threads=max(args["threads"], 0),
         n_threads_batch=max(args["threads"] if args["threads_batch"] < 1 else args["threads_batch"], 0),
         kv_unified=unified,
+        split_if_plain=args["kv_unified"] is None and args["parallel"] > 0,
         flash_attn=_FLASH[args["flash_attn"]],
         type_k=args["cache_type_k"],
         type_v=args["cache_type_v"],

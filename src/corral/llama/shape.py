@@ -84,7 +84,10 @@ def settled(model: Any, config: ContextConfig) -> ContextConfig:
     With states and a window at once KV is split. On unified KV libllama cuts batches of unequal rows into several
     ubatches where there are states, and with a window there must be one only (``_batch_sizes``).
     """
-    if not (config.kv_unified and lib.llama_model_is_hybrid(model) and lib.llama_model_n_swa(model) > 0):
+    has_window = lib.llama_model_n_swa(model) > 0
+    if config.split_if_plain and not _keeps_states(model) and (config.swa_full or not has_window):
+        return on_split_kv(config)
+    if not (config.kv_unified and lib.llama_model_is_hybrid(model) and has_window):
         return config
     log.warning("KV is split: a model with recurrent layers and a sliding window cannot be served on unified KV")
     return on_split_kv(config)

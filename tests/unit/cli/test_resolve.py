@@ -47,11 +47,13 @@ def test_automatic_slots_share_the_context() -> None:
     assert (context.n_slots, context.kv_unified, context.n_rows, context.n_ctx) == (4, True, 16, 4096)
 
 
-@pytest.mark.parametrize("n_slots", [1, 4, 9])
-def test_slots_that_are_asked_for_split_it(n_slots: int) -> None:
+@pytest.mark.parametrize(("n_slots", "unified", "n_rows"), [(1, True, 10), (8, True, 24), (9, False, 9)])
+def test_slots_that_are_asked_for_split_it_if_the_model_is_plain(n_slots: int, unified: bool, n_rows: int) -> None:
     context = settings("-np", str(n_slots)).context
-    assert (context.n_slots, context.kv_unified, context.n_rows) == (n_slots, False, n_slots)
+    assert (context.n_slots, context.kv_unified, context.n_rows) == (n_slots, unified, n_rows)
+    assert context.split_if_plain
     assert settings("-np", str(n_slots)).engine.n_slots == n_slots
+    assert not any(settings(*words).context.split_if_plain for words in ((), ("-np", "2", "-kvu")))
 
 
 def test_the_kv_mode_can_be_chosen_apart() -> None:
