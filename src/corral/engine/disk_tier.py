@@ -94,6 +94,7 @@ class DiskTier:
         self._scanned_s = 0.0
         self._is_closing = False
         self._is_full = False
+        self._is_unlisted = False
         prepare_folder(folder)
         self._run(self._scan)
         self._worker = Thread(target=self._work, name="corral-disk", daemon=True) if threaded else None
@@ -325,11 +326,12 @@ class DiskTier:
     def _scan(self) -> None:
         """Compare the folder with what is known of it. Headers of new files are read, states are not."""
         try:
-            with os.scandir(self._folder) as found:
-                seen = {e.name: e.stat(follow_symlinks=False) for e in found if is_entry_name(e.name)}
+            seen = _listed(self._folder)
+            self._is_unlisted = False
         except OSError as error:
-            log.warning("cannot list %s: %s", self._folder, error.strerror)
-            return
+            if not self._is_unlisted:  # once, not for each look
+                log.warning("cannot list %s: %s", self._folder, error.strerror)
+            self._is_unlisted, seen = True, {}
         for name in self._files.keys() - seen.keys():
             del self._files[name]
             self._news.append(Gone(name))
@@ -357,6 +359,16 @@ class DiskTier:
         self._files[name] = _File(n_bytes, status.st_mtime, entry.prefill_ms)
         if is_of(name, self.identity) and entry.identity == self.identity:
             self._news.append(Found(entry))
+
+
+def _listed(folder: Path) -> dict[str, os.stat_result]:
+    """The files of prefixes; not one that another process removes meanwhile. Raises OSError."""
+    seen = {}
+    with os.scandir(folder) as found:
+        for one in filter(lambda one: is_entry_name(one.name), found):
+            with suppress(FileNotFoundError):
+                seen[one.name] = one.stat(follow_symlinks=False)
+    return seen
 
 
 def prepare_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -128,6 +129,43 @@ def test_a_rescan_finds_what_others_did(tmp_path: Path, monkeypatch: pytest.Monk
     other.remove(entry(1).name)
     mine.rescan()
     assert mine.poll() == [Gone(entry(1).name)]
+
+
+def test_a_folder_that_is_gone_is_one_line_and_its_files_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk_tier, "RESCAN_S", 0.0)
+    disk = tier(tmp_path / "d")
+    put(disk, entry(1))
+    (tmp_path / "d").rename(tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING):
+        disk.rescan()
+        disk.rescan()
+    assert [r.getMessage() for r in caplog.records] == [f"cannot list {tmp_path / 'd'}: No such file or directory"]
+    assert disk.poll() == [Gone(entry(1).name)]
+    (tmp_path / "elsewhere").rename(tmp_path / "d")
+    disk.rescan()
+    assert disk.poll() == [Found(entry(1))]
+
+
+def test_a_file_that_another_process_removes_during_a_look_is_gone_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk_tier, "RESCAN_S", 0.0)
+    disk, scandir = tier(tmp_path), os.scandir
+    for i in (1, 2):
+        put(disk, entry(i))
+
+    def and_one_goes(folder: Path) -> contextlib.nullcontext[list[os.DirEntry[str]]]:
+        found = list(scandir(folder))
+        (folder / entry(1).name).unlink()
+        return contextlib.nullcontext(found)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "scandir", and_one_goes)
+        disk.rescan()
+    assert disk.poll() == [Gone(entry(1).name)]
+    assert not caplog.records
 
 
 def test_rescans_are_rare(tmp_path: Path) -> None:
