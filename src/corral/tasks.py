@@ -95,8 +95,8 @@ class Constraint:
 
     ``after``: a text, such as "</think>", before whose end nothing is constrained and no trigger counts. With
     ``opener``, such as "<think>", that is so only if generation begins with the opener (white space before it does
-    not matter); without one the part that ``after`` ends is open when generation begins. Control tokens count in these
-    texts as they are written.
+    not matter); without one the part that ``after`` ends is open when generation begins. ``or_after``: other texts that
+    end it as well. Control tokens count in these texts as they are written.
     """
 
     kind: ConstraintKind
@@ -105,6 +105,7 @@ class Constraint:
     after: str = ""
     opener: str = ""
     with_trigger: bool = False
+    or_after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

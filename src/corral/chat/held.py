@@ -44,7 +44,7 @@ def _behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:
     if expect.is_text or constraint.after:
         return constraint
     if format.opener:
-        return replace(constraint, after=format.opener)
+        return replace(constraint, after=format.opener, or_after=format.other_openers)
     thinking = format.thinking
     if thinking is None or rendered.text.rstrip().endswith(thinking.ends):
         return constraint

@@ -52,7 +52,7 @@ class Constrained:
         self._bans = frozenset(banned)
         self._kept = TokenBits.all_but(self._bans, tokenizer.n_vocab) if self._bans else None
         self._eog = frozenset(eog)
-        self._after = constraint.after.encode()
+        self._ends = tuple(end.encode() for end in (constraint.after, *constraint.or_after))
         self._watch = new_watch(constraint.triggers, constraint.with_trigger)
         self._peeked: tuple[Token, _Ahead] | None = None
         self._opener: list[Token] = []
@@ -167,10 +167,10 @@ class Constrained:
 
     def _look_for_end(self, text: bytes, _: Token) -> _Ahead:
         """Whether reasoning ends in ``text``."""
-        found = text.find(self._after)
+        found = min((at + len(end) for end in self._ends if (at := text.find(end)) >= 0), default=-1)
         if found < 0:
-            return _Ahead(Phase.REASONING, text[-len(self._after) :], self._watch)
-        behind = text[found + len(self._after) :].lstrip()
+            return _Ahead(Phase.REASONING, text[-max(map(len, self._ends)) :], self._watch)
+        behind = text[found:].lstrip()
         if self._has_triggers:
             return _Ahead(Phase.FREE, b"", self._watch.advanced(behind))
         return _Ahead(Phase.HELD, b"", replace(self._watch, rest=behind))

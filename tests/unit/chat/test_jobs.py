@@ -9,11 +9,12 @@ from tests.api.canned import INFO, ByteTokenizer
 
 from corral.chat.adapt import Message
 from corral.chat.conversation import Conversation
+from corral.chat.held import held
 from corral.chat.jobs import ChatModel, ChatRequest
 from corral.chat.template import ChatTemplate
 from corral.chat.tools import ToolChoice, read_tools
 from corral.errors import InvalidRequest
-from corral.tasks import ThoughtBudget
+from corral.tasks import Constraint, ConstraintKind, Sampling, ThoughtBudget
 
 TOOLS = read_tools([{"type": "function", "function": {"name": "add", "description": "Adds"}}])
 ASK: Message = {"role": "user", "content": "1 + 1?"}
@@ -135,13 +136,25 @@ def test_text_is_continued_behind_the_thoughts() -> None:
     assert rendered.text.endswith("<think>\nHm") and rendered.expect.is_thinking
 
 
+HARMONY = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{# <|channel|> #}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("kind", ["", " json", " <|constrain|>json"])
+def test_what_text_is_held_to_acts_behind_each_mark_that_harmony_writes(kind: str) -> None:
+    request = ChatRequest(talk(ASK))
+    chat = model(HARMONY)
+    asked = Sampling(constraint=Constraint(ConstraintKind.REGEX, "ab"))
+    constraint = held(asked, chat, request, chat.render(request)).constraint
+    assert constraint is not None
+    assert f"<|channel|>final{kind}<|message|>" in (constraint.after, *constraint.or_after)
+
+
 def test_harmony_is_continued_in_its_channels() -> None:
-    source = (
-        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant{# <|channel|> #}{% endif %}"
-    )
     thought: Message = {"role": "assistant", "content": "So", "reasoning_content": "Hm"}
-    text = model(source).render(ChatRequest(talk(ASK, continued=thought))).text
+    text = model(HARMONY).render(ChatRequest(talk(ASK, continued=thought))).text
     assert text.endswith(
         "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>So"
     )

@@ -60,6 +60,15 @@ def test_behind_thoughts_that_are_open() -> None:
     assert allowed(held) == "a"
 
 
+@pytest.mark.parametrize("mark", ["<m>", "<m j>", "<c>j<m>"])
+def test_any_of_several_marks_ends_the_thoughts(mark: str) -> None:
+    held = constrained(Constraint(REGEX, "ab", after="<m>", or_after=("<m j>", "<c>j<m>")))
+    say(held, f"hm {mark[:-1]}")
+    assert len(allowed(held) or "") == 128
+    say(held, ">")
+    assert allowed(held) == "a"
+
+
 def test_thoughts_begin_with_their_opener_or_not_at_all() -> None:
     constraint = Constraint(REGEX, "ab", after="</t>", opener="<t>")
     held = constrained(constraint)

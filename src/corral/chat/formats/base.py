@@ -136,6 +136,11 @@ class Format(Protocol):
         ...
 
     @property
+    def other_openers(self) -> tuple[str, ...]:
+        """What may stand there as well."""
+        ...
+
+    @property
     def reopener(self) -> str:
         """What stands before that, behind thoughts."""
         ...
@@ -211,6 +216,7 @@ class TagFormat:
     new_id: NewId = random_id
     opener: str = ""
 
+    other_openers = ()
     reopener = ""
 
     def is_plain(self, expect: Expect) -> bool:

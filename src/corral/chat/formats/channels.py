@@ -43,6 +43,7 @@ class ChannelFormat:
     opener: str
     calls: Tagged | None = None
     new_id: NewId = random_id
+    other_openers: tuple[str, ...] = ()
 
     reopener = "<|start|>assistant"
 

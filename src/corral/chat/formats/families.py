@@ -67,6 +67,9 @@ GPT_OSS = ChannelFormat(
     ends=("<|end|>", "<|return|>", "<|call|>"),
     read_head=harmony_head,
     opener="<|channel|>final<|message|>",
+    other_openers=tuple(
+        f"<|channel|>final{kind}<|message|>" for kind in (" json", "<|constrain|>json", " <|constrain|>json")
+    ),
 )
 
 MUSE = ChannelFormat(
@@ -86,6 +89,7 @@ MUSE = ChannelFormat(
         ("<atem:function_calls>",),
         ("</atem:function_calls>",),
     ),
+    other_openers=("<|start|>assistant<|message|>",),
 )
 
 
