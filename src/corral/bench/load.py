@@ -101,6 +101,10 @@ class Client:
         self._wire = wire
         self._session = session
 
+    def over(self, api: str) -> Client:
+        """The same server, asked over the wire ``api``, a key of ``WIRES``."""
+        return Client(self.url, WIRES[api], self._session)
+
     async def stream(
         self, prompt: Prompt, n_predict: int, options: Options = NO_OPTIONS, on_first: asyncio.Event | None = None
     ) -> Stream:

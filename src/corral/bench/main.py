@@ -70,7 +70,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--api", choices=list(WIRES), default="native")
+    parser.add_argument("--api", choices=list(WIRES), help="native, or chat for workloads of messages, unless given")
     parser.add_argument("--seed", type=int, help="of the prompts; a new one each time unless given")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -146,7 +146,7 @@ async def _workload(args: argparse.Namespace) -> int:
         raise BenchError("--users must be at least 1")
     workload, seed = WORKLOADS[args.command], _seed(args)
     name = f"{workload.name}@{args.users}"
-    head = {"workload": name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "api": args.api}
+    head = {"workload": name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "api": args.api or workload.api}
     if args.against:
         pairs = await _against(args, workload, seed)
         print(f"{name}, {len(pairs)} pairs, A {args.url}, B {args.against}")
@@ -160,7 +160,7 @@ async def _workload(args: argparse.Namespace) -> int:
 
 
 async def _once(args: argparse.Namespace, workload: Workload, url: str, seed: int) -> Figures:
-    async with connect(url, args.api, args.api_key, args.timeout_s) as client:
+    async with connect(url, args.api or workload.api, args.api_key, args.timeout_s) as client:
         figures = await workload.run(Load(client, args.users, seed, _options(args)))
         await client.settle()
         return figures

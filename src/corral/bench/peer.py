@@ -38,7 +38,7 @@ class PeerConfig:
     """``ours`` and ``theirs`` are commands that take llama-server's flags; ``ours_more`` and ``theirs_more`` end them.
 
     ``n_ctx_slot``: tokens of context for each slot. ``keep``: scenarios in a row that need the same number of slots
-    share one start of the servers.
+    share one start of the servers. ``api``: over which wire, if not the workload's own.
     """
 
     ours: tuple[str, ...]
@@ -52,7 +52,7 @@ class PeerConfig:
     n_threads: int = 2
     n_ctx_slot: int = 2048
     keep: bool = False
-    api: str = "native"
+    api: str | None = None
     timeout_s: float = 600.0
     options: Options = field(default_factory=Options)
 
@@ -96,7 +96,7 @@ async def compare_peers(
     for runs in sittings(scenarios, config.n_pairs, config.keep):
         async with _both(config, runs[0][0].n_slots) as clients:
             for scenario, number in runs:
-                pairs.append(await run_pair(_measure(clients, scenario, config.options), number, config.seed))
+                pairs.append(await run_pair(_measure(clients, scenario, config), number, config.seed))
                 if len(pairs) == config.n_pairs:
                     yield scenario, pairs
                     pairs = []
@@ -114,15 +114,16 @@ async def _both(config: PeerConfig, n_slots: int) -> AsyncIterator[dict[Side, Cl
         clients: dict[Side, Client] = {}
         for side, command in commands.items():
             url = await stack.enter_async_context(serve(command, config.folder / f"server-{side}.log"))
-            clients[side] = await stack.enter_async_context(connect(url, config.api, timeout_s=config.timeout_s))
+            clients[side] = await stack.enter_async_context(connect(url, timeout_s=config.timeout_s))
             await clients[side].stream("Once upon a time", 8)  # Pages of the model are read in at the first use.
         yield clients
 
 
-def _measure(clients: dict[Side, Client], scenario: Scenario, options: Options) -> Measure:
+def _measure(clients: dict[Side, Client], scenario: Scenario, config: PeerConfig) -> Measure:
     async def measure(side: Side, seed: int) -> Figures:
-        figures = await scenario.workload.run(Load(clients[side], scenario.users, seed, options))
-        await clients[side].settle()
+        client = clients[side].over(config.api or scenario.workload.api)
+        figures = await scenario.workload.run(Load(client, scenario.users, seed, config.options))
+        await client.settle()
         return figures
 
     return measure

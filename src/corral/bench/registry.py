@@ -27,7 +27,7 @@ from corral.bench.workloads import (
 class Workload:
     """``headline`` are the figures that count. ``n_slots(users)`` is what a server should have for it.
 
-    ``fresh``: the server must have just started.
+    ``fresh``: the server must have just started. ``api``: the wire it is asked over unless told otherwise.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Workload:
     headline: tuple[str, ...]
     n_slots: Callable[[int], int] = lambda users: max(4, users)
     fresh: bool = False
+    api: str = "native"
 
 
 def _and(n_more: int) -> Callable[[int], int]:
@@ -66,11 +67,20 @@ WORKLOADS: Mapping[str, Workload] = {
         ),
         Workload("fork", "one request for as many choices as users", fork, ("wall_s", "gen_tok_s")),
         Workload(
-            "chat", "a chat of eight turns, then another third turn", chats.chat, ("computed_per_token", "back_n")
+            "chat",
+            "a chat of eight turns, then another third turn",
+            chats.chat,
+            ("computed_per_token", "back_n"),
+            api="chat",
         ),
-        Workload("system", "one long system message, all at once", chats.system, ("wall_s",)),
+        Workload("system", "one long system message, all at once", chats.system, ("wall_s",), api="chat"),
         Workload(
-            "late", "the system message of a running chat, asked by others", chats.late, ("ttft_p50_ms",), _and(1)
+            "late",
+            "the system message of a running chat, asked by others",
+            chats.late,
+            ("ttft_p50_ms",),
+            _and(1),
+            api="chat",
         ),
         Workload(
             "rounds", "three rounds of 24 conversations", chats.rounds, ("repeat_cached_share", "wall_s"), fresh=True

@@ -33,6 +33,7 @@ class Imitation:
         app = web.Application()
         app.router.add_post("/completion", self._native)
         app.router.add_post("/v1/completions", self._oai)
+        app.router.add_post("/v1/chat/completions", self._oai)
         app.router.add_get("/slots", self._slots)
         app.router.add_get("/health", self._health)
         return app
@@ -86,7 +87,8 @@ class Imitation:
         body, reply = await self._begin(request)
         n = min(body["max_tokens"], self.n_max)
         for _ in range(n):
-            await self._send(reply, {"choices": [{"index": 0, "text": self.text, "finish_reason": None}]})
+            piece = {"text": self.text, "delta": {"content": self.text}}
+            await self._send(reply, {"choices": [{"index": 0, **piece, "finish_reason": None}]})
         await self._send(reply, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         usage = {"prompt_tokens": 7, "completion_tokens": n + 1, "prompt_tokens_details": {"cached_tokens": 5}}
         await self._send(reply, {"choices": [], "usage": usage})

@@ -32,6 +32,15 @@ def test_a_workload_prints_a_table_and_saves_all_figures(imitation, tmp_path, ca
     assert figures["total_output_tokens"] == 6
 
 
+@pytest.mark.parametrize("workload", ["chat", "system", "late"])
+def test_conversations_are_asked_over_the_chat_route_unless_told(imitation, workload):
+    assert run(imitation, workload, "--url", "URL", "--users", "1") == 0
+    assert all("messages" in body for body in imitation.bodies)
+    imitation.bodies.clear()
+    assert run(imitation, workload, "--url", "URL", "--users", "1", "--api", "native") == 0
+    assert all("prompt" in body for body in imitation.bodies)
+
+
 def test_results_can_be_kept_in_a_folder(imitation, tmp_path):
     assert run(imitation, "fork", "--url", "URL", "--users", "2", "--save", str(tmp_path)) == 0
     (saved,) = tmp_path.iterdir()
