@@ -176,6 +176,17 @@ def test_broken_arguments_in_the_history_do_not_wedge_the_conversation(http: htt
     assert '{\\"city\\": \\"Ro' in prompt
 
 
+def test_half_an_escaped_character_is_no_fault_of_the_server(http: httpx.Client, engine: CannedEngine) -> None:
+    """A model that was cut, or counts in UTF-16, writes half of a pair; JSON's text cannot hold it."""
+    engine.script = says('<tool_call>{"name": "w\\ud83d", "arguments": "{\\"city\\": \\"\\ud83d\\"}"}</tool_call>')
+    for body in ({"messages": ASK, "tools": TOOLS}, {"messages": ASK, "tools": TOOLS, "stream": True}):
+        reply = http.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200 and "w\ufffd" in reply.text and "error" not in reply.text
+    call = {"id": "a", "function": {"name": "weather", "arguments": '{"city": "\\ud83d"}'}}
+    told: Any = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    assert "\ufffd" in http.post("/apply-template", json={"messages": told, "tools": TOOLS}).json()["prompt"]
+
+
 def test_thoughts(http: httpx.Client, engine: CannedEngine) -> None:
     engine.script = says("<think>\nHm.\n</think>\n\nHello")
     message = http.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"][0]["message"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from corral.chat.unicode import well_formed
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -147,6 +149,7 @@ class Sink:
 
     def call(self, name: str, call_id: str = "") -> None:
         self.border()
+        name, call_id = well_formed(name), well_formed(call_id)
         self._add(CallStart(self.n_calls, call_id or self._new_id(self.n_calls, name), name))
         self.n_calls += 1
         self._arguments = []
@@ -161,7 +164,7 @@ class Sink:
         return False
 
     def arguments(self, text: str) -> None:
-        if text:
+        if text := well_formed(text):
             self._arguments.append(text)
             self._add(CallArguments(self.n_calls - 1, text))
 

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from corral.chat.adapt import Capabilities, Message, adapt, typed, with_descriptions
 from corral.chat.builtin import CHATML, builtin_template
 from corral.chat.jinja import changes_values, new_environment, variables_of
+from corral.chat.unicode import well_formed
 from corral.errors import InvalidRequest, LoadError
 
 __all__ = ["CHATML", "Capabilities", "ChatTemplate", "Message"]
@@ -74,7 +75,7 @@ class ChatTemplate:
         if self._takes_functions:  # Firefunction
             variables["functions"] = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
         try:
-            return self._template.render(deepcopy(variables) if self._changes_values else variables)
+            return well_formed(self._template.render(deepcopy(variables) if self._changes_values else variables))
         except Exception as error:  # somebody else's program: whatever it raises, it cannot render this request
             raise InvalidRequest(f"the chat template failed: {error}") from error
 
