@@ -117,12 +117,14 @@ class Books:
         slot.memory = None
 
     def forget_memory(self) -> None:
-        """All rows are empty and nothing is kept in RAM. For idle slots only."""
+        """All rows are empty, nobody holds one, and nothing is kept in RAM. Tasks that had rows cannot go on."""
         n_shifted = self.ledger.n_shifted
         self.ledger = KvLedger(self.traits)
         self.ledger.n_shifted = n_shifted  # keys of moved rows are never used again: idle slots may remember them
         self.store.clear()
         self.discarded.clear()
+        for slot in self.slots:
+            slot.lease = None
 
     def close_sampler(self, task: TaskId) -> None:
         """Does nothing if the task has none."""

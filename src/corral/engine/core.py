@@ -131,7 +131,7 @@ class Engine:
         try:
             for task in group:
                 samplers[task.id] = new_row_sampler(task.sampling, self._model, eog, task.prompt)
-        except CorralError:
+        except BaseException:
             for sampler in samplers.values():
                 sampler.close()
             raise
@@ -241,10 +241,10 @@ class Engine:
 
     def fail_all(self, error: CorralError) -> list[Event]:
         """Every task fails, and nothing in memory is trusted any more: what is left to do after a fault of our own."""
-        events = self._end_tasks(error)
         for row in self.books.ledger.rows():
             self._context.apply(Trim(row, 0))
         self.books.forget_memory()
+        events = self._end_tasks(error)
         self.publish()
         return events
 

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from corral.config import ContextConfig, EngineConfig
+from corral.engine import core
 from corral.engine.core import Engine
 from corral.engine.thread import EngineThread
 from corral.errors import ServerError, Unavailable
@@ -186,6 +188,75 @@ def test_a_step_that_raises_ends_the_tasks_and_not_the_thread() -> None:
         finished = again.until_end()[-1]
         assert isinstance(finished, Finished)
         assert finished.tokens == solo(PROMPT, 5, model=MODEL)
+
+
+def broken(*_: object) -> NoReturn:
+    raise RuntimeError("a fault of ours")
+
+
+def told_of_a_fault(listener: Listener) -> None:
+    end = listener.until_end()[-1]
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, ServerError)
+    assert "a fault of ours" not in str(end.error)
+
+
+def served(thread: EngineThread) -> None:
+    listener = Listener()
+    thread.submit([(new_task(thread),)], listener)
+    end = listener.until_end()[-1]
+    assert isinstance(end, Finished)
+    assert end.tokens == solo(PROMPT, 5, model=MODEL)
+
+
+def test_a_task_that_cannot_be_taken_in_for_a_fault_of_ours_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    with serving(gate) as thread:
+        gate.is_open.clear()
+        running, bad = Listener(), Listener()
+        thread.submit([(new_task(thread),)], running)
+        gate.wait_for_pass()
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "new_row_sampler", broken)
+            thread.submit([(new_task(thread),)], bad)
+            gate.is_open.set()
+            told_of_a_fault(bad)
+        assert isinstance(running.until_end()[-1], Finished)
+        served(thread)
+
+
+def test_a_fault_in_the_books_of_rows_ends_the_tasks_and_not_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as thread, monkeypatch.context() as patch:
+        books, decode = thread._engine.books, SimContext.decode
+
+        def spoiling(context: SimContext, spans: Sequence[Span]) -> DecodeStatus:
+            for lease in [s.lease for s in books.slots if s.lease]:
+                books.ledger.release(lease)
+            return decode(context, spans)
+
+        patch.setattr(SimContext, "decode", spoiling)
+        listener = Listener()
+        thread.submit([(new_task(thread),)], listener)
+        told_of_a_fault(listener)
+        patch.undo()
+        served(thread)
+
+
+def test_whatever_ends_the_thread_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    with serving(gate) as thread:
+        gate.is_open.clear()
+        running, unread = Listener(), Listener()
+        thread.submit([(new_task(thread),)], running)
+        gate.wait_for_pass()
+        monkeypatch.setattr(Engine, "step", broken)
+        monkeypatch.setattr(Engine, "fail_all", broken)
+        thread.submit([(new_task(thread),)], unread)
+        gate.is_open.set()
+        told_of_a_fault(running)
+        told_of_a_fault(unread)
+        with pytest.raises(Unavailable):
+            thread.submit([(new_task(thread),)], Listener())
 
 
 def test_stopping_with_time_lets_running_tasks_finish() -> None:
