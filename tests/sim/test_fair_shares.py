@@ -125,6 +125,17 @@ def test_n5_who_has_a_slot_generates_its_minimum_before_it_is_parked_for_a_share
     assert max((end.timings.n_parked for _, end in player.finished.values()), default=0) <= N_ANSWER // 8
 
 
+def test_n5_nobody_is_parked_for_a_share_until_the_other_would_be_behind_with_its_prompt_and_minimum() -> None:
+    """docs/scheduling.md: and so the one is not parked back for the other at once."""
+    player = Crowd(True, park_min_tokens=8, n_slots=1)
+    first = player.submit(Submit(n_prompt=20, n_predict=100, tenant="a", ignore_eos=True))[0]
+    player.until(lambda: len(player.open[first].tokens) >= 20)
+    before = player.counter("a")
+    player.submit(Submit(stem=1, n_prompt=40, n_predict=10, tenant="", ignore_eos=True))
+    player.until(lambda: bool(player.engine.books.held))
+    assert player.counter("a") - before == pytest.approx((40 + 8) / WEIGHTS["a"], abs=2)
+
+
 def test_n5_with_a_minimum_of_0_nobody_is_parked_for_a_share() -> None:
     player = Crowd(True, park_min_tokens=0)
     for _ in player.run(600, "ab"):

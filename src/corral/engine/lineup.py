@@ -67,14 +67,14 @@ def in_turn(entries: Iterable[Waiting], tags: Tags) -> Iterator[Waiting]:
 
 
 def _share(queues: dict[Account, deque[Waiting]], tags: Tags) -> Iterator[Waiting]:
-    if len(queues) == 1:
-        yield from chain.from_iterable(queues.values())
-        return
-    while queues:
+    while len(queues) > 1:
         account = min(queues, key=lambda a: (tags.of(queues[a][0].group[0]), queues[a][0].group[0].id))
         entry = queues[account].popleft()
         if not queues[account]:
             del queues[account]
+        tags.give(entry)
+        yield entry
+    for entry in chain.from_iterable(queues.values()):
         tags.give(entry)
         yield entry
 
