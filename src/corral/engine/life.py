@@ -178,7 +178,10 @@ class Life:
         work = slot.work
         slot.move(SlotState.DONE_PROMPT)
         self._books.metrics.raise_to("n_tokens_max", len(work.tokens))
-        if work.n_decoded == 0 and work.task.limits.n_predict == 0:
+        if work.n_decoded:
+            return
+        self._books.metrics.add("prompt_ms", now_ms - work.begun_ms)
+        if work.task.limits.n_predict == 0:
             self._show_prompt(work)
             work.prompt_done_ms = now_ms
             self._finish(slot, StopReason.LIMIT, now_ms)
@@ -232,7 +235,6 @@ class Life:
             metrics.inter_token.observe_ms(now_ms - work.last_token_ms)
         else:
             work.prompt_done_ms = now_ms
-            metrics.add("prompt_ms", now_ms - work.begun_ms if work.begun_ms >= 0 else 0.0)
             metrics.ttft.observe_ms(now_ms - work.queued_ms)
         work.last_token_ms = now_ms
 

@@ -253,3 +253,14 @@ def test_a_prompt_does_not_wait_for_one_that_is_much_longer() -> None:
     player.until(lambda: any(s.n_decoded for s in player.engine.snapshot.slots))
     (first,) = [s.task.id for s in player.engine.snapshot.slots if s.task and s.n_decoded]
     assert first == short
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n_predict", [0, 2])
+def test_the_time_of_a_prompt_counts_once_as_its_tokens_do(n: int, n_predict: int) -> None:
+    player = Player(Setup(n_slots=3, n_ctx=200, n_batch=64, n_ubatch=64))
+    tasks = player.submit(Submit(n_prompt=40, n_predict=n_predict, n=n, ignore_eos=True))
+    player.drain()
+    counters = player.engine.snapshot.counters
+    total_ms = sum(player.finished[task][1].timings.prompt_ms for task in tasks if n_predict == 0 or task == tasks[0])
+    assert counters.prompt_ms == pytest.approx(total_ms)
