@@ -204,9 +204,11 @@ class DiskTier:
 
     def _fetch(self, name: str) -> None:
         start_s = time.perf_counter()
-        waiting = self._puts.get(name)
-        entry, states = waiting or self._read(name) or (None, ())
-        self._news.append(Fetched(name, entry, states, (time.perf_counter() - start_s) * 1000))
+        entry, states = None, tuple[bytes, ...]()
+        try:
+            entry, states = self._puts.get(name) or self._read(name) or (None, ())
+        finally:  # whatever happens: tasks wait for it
+            self._news.append(Fetched(name, entry, states, (time.perf_counter() - start_s) * 1000))
 
     def _read(self, name: str) -> tuple[Entry, tuple[bytes, ...]] | None:
         try:
@@ -272,21 +274,16 @@ class DiskTier:
     def _put(self, name: str) -> None:
         entry, states = self._puts[name]
         try:
-            if name in self._files:
-                self._news.append(Found(entry))
-            elif self._make_room(entry):
+            if name not in self._files and self._make_room(entry):
                 n_bytes = write_whole(self._folder / name, pack(entry, states))
                 self._files[name] = _File(n_bytes, time.time(), entry.prefill_ms)
-                self._news.append(Found(entry))
                 self._is_full = False
-            else:
-                self._news.append(Gone(name))
         except OSError as error:
-            self._news.append(Gone(name))
             if not self._is_full:  # once, not for each prefix
                 log.warning("nothing can be written to %s: %s", self._folder, error.strerror)
             self._is_full = True
         finally:
+            self._news.append(Found(entry) if name in self._files else Gone(name))
             with self._changed:
                 del self._puts[name]
                 self._n_pending -= entry.n_bytes

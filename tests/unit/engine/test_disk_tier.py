@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -267,6 +268,23 @@ def test_the_worker_writes_and_reads_and_closes(tmp_path: Path) -> None:
     disk.close(10)
     disk.close(10)
     assert names(tmp_path) == {entry(1).name, entry(2).name}
+
+
+def test_a_fault_of_ours_is_a_miss_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks wait for what they asked for, and what is on its way is not written again: silence would be for ever."""
+
+    def no_memory(*_: object) -> NoReturn:
+        raise MemoryError
+
+    disk = tier(tmp_path)
+    put(disk, entry(1))
+    monkeypatch.setattr(disk_tier, "read_states", no_memory)
+    monkeypatch.setattr(disk_tier, "write_whole", no_memory)
+    assert fetch(disk, entry(1).name) is None
+    assert put(disk, entry(2)) == [Gone(entry(2).name)]
+    assert caplog.text.count("a fault of ours") == 2
 
 
 def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
