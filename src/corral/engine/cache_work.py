@@ -57,9 +57,10 @@ class CacheWork:
 
     def run(self) -> list[End]:
         """Do what can be done now, in order of arrival."""
-        ready = self._ready()
-        self._waiting = [a for a in self._waiting if a not in ready]
-        return [self._do(action) for action in ready]
+        ready = list(self._ready())
+        done = [self._do(action) for action in ready]
+        self.forget(action.id for action in ready)
+        return done
 
     def _do(self, action: CacheAction) -> End:
         self._forget_lost()

@@ -208,7 +208,8 @@ class Engine:
         """Move everything on by one forward pass at most; returns the events since the last step, in order."""
         if self._disk_work:
             self._disk_work.take_in()
-        self._life.events.extend((*self._cache_work.run(), *self._slot_work.run()))
+        self._life.events += self._cache_work.run()
+        self._life.events += self._slot_work.run()
         start_ms = self._clock.now_ms()
         self.last_plan = chosen = plan(self.books.view(start_ms))
         if self.books.config.audit:

@@ -13,8 +13,9 @@ from corral.errors import CorralError, ExceedContext, InvalidRequest, ServerErro
 from corral.events import Event, Failed, Finished, StopReason
 from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
 from corral.sim.clock import VirtualClock
+from corral.sim.context import SimContext
 from corral.sim.model import SimModel, SimSpec
-from corral.tasks import Limits, Sampling, Task
+from corral.tasks import CacheAction, Limits, Sampling, Task, TaskKind
 
 PROMPT = (97, 98, 99)
 
@@ -158,6 +159,26 @@ def test_when_the_engine_cannot_go_on_every_task_is_told() -> None:
     assert core.snapshot.n_busy == 0
     core.submit((task(4),))
     assert isinstance(ends(core)[TaskId(4)], Finished)
+
+
+def test_when_the_engine_cannot_go_on_what_was_asked_of_the_cache_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(context: SimContext, row: RowId, start: int = 0) -> bytes:
+        raise RuntimeError("a fault of ours")
+
+    core = engine()
+    first = task(1, tuple(range(97, 117)), n_predict=0)
+    core.submit((first,))
+    assert isinstance(ends(core)[TaskId(1)], Finished)
+    core.act(CacheAction(TaskId(2), TaskKind.CACHE_LIST))
+    core.act(CacheAction(TaskId(3), TaskKind.CACHE_PIN, task=first))
+    core.act(CacheAction(TaskId(4), TaskKind.CACHE_LIST))
+    monkeypatch.setattr(SimContext, "save", broken)
+    with pytest.raises(RuntimeError):
+        core.step()
+    told = [*core.fail_all(ServerError("broken")), *core.step()]
+    assert {event.task_id for event in told} == {2, 3, 4}
 
 
 def test_a_context_with_fewer_rows_than_slots_is_an_error_of_ours() -> None:
