@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.model.tiny import write_tiny_jamba, write_tiny_lfm2, write_tiny_llama, write_tiny_mamba
 
 from corral.errors import LoadError
+
+settings.register_profile("patient", deadline=None)  # a busy machine is no fault
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

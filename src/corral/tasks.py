@@ -97,6 +97,9 @@ class Constraint:
     ``opener``, such as "<think>", that is so only if generation begins with the opener (white space before it does
     not matter); without one the part that ``after`` ends is open when generation begins. ``or_after``: other texts that
     end it as well. Control tokens count in these texts as they are written.
+
+    ``head``: a lark grammar of what stands before the text and is held, too; its rule ``start`` ends with ``@answer``,
+    which is the text.
     """
 
     kind: ConstraintKind
@@ -106,6 +109,7 @@ class Constraint:
     opener: str = ""
     with_trigger: bool = False
     or_after: tuple[str, ...] = ()
+    head: str = ""
 
 
 @dataclass(frozen=True, slots=True)

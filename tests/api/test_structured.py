@@ -2,12 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 from tests.api.conftest import SimServer
+
+from corral.config import ServerConfig
 
 SCHEMA = {
     "type": "object",
@@ -73,6 +76,24 @@ def test_regex_and_lark(serve_sim: SimServer) -> None:
     http = serve_sim()
     assert text_of(http.post("/completion", json={**PROMPT, "regex": "ab{3}c"})) == "abbbc"
     assert text_of(http.post("/completion", json={**PROMPT, "lark": 'start: "x" y\ny: "yz"'})) == "xyz"
+
+
+TEMPLATES = Path(__file__).parents[1] / "unit" / "chat" / "templates"
+KIMI_K3 = (
+    '{% for m in messages %}<|open|>message role="{{ m.role }}"<|sep|>{{ m.content }}<|close|>message<|sep|>'
+    '<|end_of_msg|>{% endfor %}{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|>{% endif %}'
+)
+
+
+@pytest.mark.parametrize("template", ["harmony", "functionary-3.2", "kimi-k3"])
+def test_an_answer_is_held_where_a_mark_stands_before_it(serve_sim: SimServer, template: str) -> None:
+    """Whatever the model would make up in place of the mark."""
+    source = KIMI_K3 if template == "kimi-k3" else (TEMPLATES / f"{template}.jinja").read_text()
+    http = serve_sim(ServerConfig(port=0, chat_template=source))
+    for asked in ({"regex": "ab{3}c"}, {"lark": 'start: "ab" /b{2}/ "c"'}, {"grammar": 'root ::= "a" "b"+ "bbc"'}):
+        for seed in range(3):
+            body = {**CHAT, **asked, "seed": seed, "max_tokens": 500, "reasoning_budget_tokens": 5}
+            assert re.fullmatch("ab{3,}c", text_of(http.post("/v1/chat/completions", json=body)))
 
 
 def test_a_complete_text_ends_the_answer_also_at_the_limit_and_without_an_end(serve_sim: SimServer) -> None:

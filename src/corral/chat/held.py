@@ -22,30 +22,18 @@ def held(
     for_tools = model.constraint(rendered, request, own if is_reply else None)
     if for_tools is None:
         if own is None:
-            return _freed(sampling, rendered)
-        return replace(sampling, constraint=_behind_thoughts(own, rendered))
+            return _freed(sampling, model, rendered)
+        return replace(sampling, constraint=model.answer(own, rendered))
     if own is not None and not is_reply and own != default:
         raise InvalidRequest(f"Cannot use {own.kind} with tools that may be called; a response_format goes with them")
     return replace(sampling, constraint=for_tools)
 
 
-def _freed(sampling: Sampling, rendered: Rendered) -> Sampling:
+def _freed(sampling: Sampling, model: ChatModel, rendered: Rendered) -> Sampling:
     """A grammar leaves thoughts alone, too, unless it speaks of their marks: then it is about them."""
     thinking = rendered.format.thinking
     if not sampling.grammar or (thinking and any(end in sampling.grammar for end in thinking.ends)):
         return sampling
-    constraint = _behind_thoughts(Constraint(ConstraintKind.GBNF, sampling.grammar), rendered)
-    return replace(sampling, grammar="", constraint=constraint) if constraint.after else sampling
-
-
-def _behind_thoughts(constraint: Constraint, rendered: Rendered) -> Constraint:
-    """The same, but off in the thoughts before a chat reply's text, and in the marks of its channels."""
-    format, expect = rendered.format, rendered.expect
-    if expect.is_text or constraint.after:
-        return constraint
-    if format.opener:
-        return replace(constraint, after=format.opener, or_after=format.other_openers)
-    thinking = format.thinking
-    if thinking is None or rendered.text.rstrip().endswith(thinking.ends):
-        return constraint
-    return replace(constraint, after=thinking.ends[0], opener="" if expect.is_thinking else thinking.starts[0])
+    whole = Constraint(ConstraintKind.GBNF, sampling.grammar)
+    constraint = model.answer(whole, rendered)
+    return sampling if constraint == whole else replace(sampling, grammar="", constraint=constraint)

@@ -200,20 +200,20 @@ class ChatModel:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
 
     def constraint(self, rendered: Rendered, request: ChatRequest, own: Constraint | None = None) -> Constraint | None:
-        """What the reply is held to by tools that may or must be called, and by a mark before its text; None: nothing.
+        """What the reply is held to by tools that may or must be called; None: nothing.
 
         ``own`` is the schema that the request wants of an answer that calls nothing; no other kind is one. Raises
         InvalidRequest.
         """
-        expect, format = rendered.expect, rendered.format
+        if request.choice.mode == "none" or (own is not None and rendered.expect.is_text):
+            return None  # an answer comes, or goes on
         reply = None if own is None else self._holder.reply(own)
-        if reply is not None and expect.is_text:
-            return None  # an answer goes on
-        has_thought = format.thinking is not None and rendered.text.rstrip().endswith(format.thinking.ends)
-        wanted = Wanted(request.choice, request.parallel, expect.is_thinking, has_thought, expect.is_text, reply)
-        if reply is not None and request.choice.mode == "none":
-            return answer_constraint(format, wanted, self._literal)
-        return self._holder.constraint(format, request.tools, wanted)
+        wanted = replace(_wanted(rendered), choice=request.choice, parallel=request.parallel, reply=reply)
+        return self._holder.constraint(rendered.format, request.tools, wanted)
+
+    def answer(self, own: Constraint, rendered: Rendered) -> Constraint:
+        """``own`` as it acts on a reply that is a text: behind thoughts and the mark before texts."""
+        return answer_constraint(own, rendered.format, _wanted(rendered), self._literal)
 
     def _literal(self, text: str) -> str:
         """A text as terms of a lark grammar: strings, and control tokens by their numbers."""
@@ -235,6 +235,13 @@ class ChatModel:
         if request.trusts_text:
             return Guarded(list(messages), list(tools))
         return self._guard.protect(messages, tools)
+
+
+def _wanted(rendered: Rendered) -> Wanted:
+    """An answer, as the prompt begins it."""
+    expect, thinking = rendered.expect, rendered.format.thinking
+    has_thought = thinking is not None and rendered.text.rstrip().endswith(thinking.ends)
+    return Wanted(NO_CHOICE, True, expect.is_thinking, has_thought, expect.is_text)
 
 
 def _offered(request: ChatRequest) -> list[Mapping[str, object]]:

@@ -22,6 +22,8 @@ from corral.tasks import Constraint, ConstraintKind
 
 N_REMEMBERED = 64
 
+_Key = tuple[ConstraintKind, str, str]
+
 _LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_items_in_row=5_000, verbose_errors=False)
 """A mask takes at most some tens of milliseconds before a constraint is given up."""
 
@@ -37,21 +39,21 @@ class Guide:
         self._info = info
         self._compiling = threading.Lock()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[tuple[ConstraintKind, str], LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[_Key, LLMatcher] = OrderedDict()
 
     def matcher(self, constraint: Constraint) -> GuidedMatcher:
         """A matcher at the beginning of what ``constraint.text`` describes.
 
         Raises InvalidRequest, with the place and the reason, for what does not compile within the limits.
         """
-        key = (constraint.kind, constraint.text)
+        key = (constraint.kind, constraint.text, constraint.head)
         found = self._remembered(key)
         if found is None:
             with self._compiling:
-                found = self._remembered(key) or self._compile_deep(*key)
+                found = self._remembered(key) or self._compile_deep(key)
         return GuidedMatcher(found, self._vocabulary, constraint.kind)
 
-    def _remembered(self, key: tuple[ConstraintKind, str]) -> LLMatcher | None:
+    def _remembered(self, key: _Key) -> LLMatcher | None:
         """A copy of the matcher that was compiled for this text."""
         with self._lock:
             found = self._compiled.get(key)
@@ -60,40 +62,25 @@ class Guide:
             self._compiled.move_to_end(key)
             return found.deep_copy()
 
-    def _compile_deep(self, kind: ConstraintKind, text: str) -> LLMatcher:
-        check_length(kind, text)
-        matcher = on_deep_stack(lambda: self._compile(kind, text))
+    def _compile_deep(self, key: _Key) -> LLMatcher:
+        check_length(*key[:2])
+        matcher = on_deep_stack(lambda: self._compile(*key))
         with self._lock:
-            self._compiled[kind, text] = matcher
+            self._compiled[key] = matcher
             while len(self._compiled) > N_REMEMBERED:
                 self._compiled.popitem(last=False)
             return matcher.deep_copy()
 
-    def _compile(self, kind: ConstraintKind, text: str) -> LLMatcher:
-        match kind:
-            case ConstraintKind.JSON_SCHEMA:
-                return self._compile_schema(text)
-            case ConstraintKind.REGEX:
-                grammar = LLMatcher.grammar_from_regex(text)
-            case ConstraintKind.LARK:
-                check_lark(text)
-                grammar = LLMatcher.grammar_from_lark(text)
-            case ConstraintKind.GBNF:
-                grammar = LLMatcher.grammar_from_lark(_lark_of(text))
+    def _compile(self, kind: ConstraintKind, text: str, head: str) -> LLMatcher:
+        grammar = _grammar(kind, text)
         matcher, fault = self._try(grammar)
+        if fault and kind is ConstraintKind.JSON_SCHEMA:
+            raise InvalidRequest(where(_parsed(text), fault, lambda part: self._try(json_grammar(part))[1]))
+        if head and not fault:
+            matcher, fault = self._try(_behind(head, grammar))
         if fault:
             raise InvalidRequest(f"{kind}: {fault}")
         return matcher
-
-    def _compile_schema(self, text: str) -> LLMatcher:
-        schema = _parsed(text)
-        matcher, fault = self._try_schema(schema)
-        if fault:
-            raise InvalidRequest(where(schema, fault, lambda part: self._try_schema(part)[1]))
-        return matcher
-
-    def _try_schema(self, schema: object) -> tuple[LLMatcher, str]:
-        return self._try(json_grammar(schema))
 
     def _try(self, grammar: str) -> tuple[LLMatcher, str]:
         """The matcher, and why it cannot be used if it cannot. Its first mask is tried too: much shows only there."""
@@ -123,6 +110,27 @@ def check_schema_text(text: str) -> None:
 
     check_length(ConstraintKind.JSON_SCHEMA, text)
     on_deep_stack(run)
+
+
+def _grammar(kind: ConstraintKind, text: str) -> str:
+    """The same for llguidance. Raises InvalidRequest."""
+    match kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return json_grammar(_parsed(text))
+        case ConstraintKind.REGEX:
+            return LLMatcher.grammar_from_regex(text)
+        case ConstraintKind.LARK:
+            check_lark(text)
+            return LLMatcher.grammar_from_lark(text)
+        case ConstraintKind.GBNF:
+            return LLMatcher.grammar_from_lark(_lark_of(text))
+
+
+def _behind(head: str, grammar: str) -> str:
+    """A grammar behind a head in lark that calls it \"@answer\"."""
+    is_lark = not grammar.startswith("{")
+    answer = {"lark_grammar": grammar} if is_lark else orjson.loads(grammar)["grammars"][0]
+    return orjson.dumps({"grammars": [{"lark_grammar": head}, {**answer, "name": "answer"}]}).decode()
 
 
 def _parsed(text: str) -> object:

@@ -14,7 +14,7 @@ from corral.chat.jobs import ChatModel, ChatRequest
 from corral.chat.template import ChatTemplate
 from corral.chat.tools import ToolChoice, read_tools
 from corral.errors import InvalidRequest
-from corral.tasks import Constraint, ConstraintKind, Sampling, ThoughtBudget
+from corral.tasks import Constraint, ConstraintKind, Sampling, ThoughtBudget, Trigger
 
 TOOLS = read_tools([{"type": "function", "function": {"name": "add", "description": "Adds"}}])
 ASK: Message = {"role": "user", "content": "1 + 1?"}
@@ -143,10 +143,10 @@ HARMONY = (
 
 
 @pytest.mark.parametrize("kind", ["", " json", " <|constrain|>json"])
-def test_what_text_is_held_to_acts_behind_each_mark_that_harmony_writes(kind: str) -> None:
+def test_what_waits_for_a_trigger_does_so_behind_each_mark_that_harmony_writes(kind: str) -> None:
     request = ChatRequest(talk(ASK))
     chat = model(HARMONY)
-    asked = Sampling(constraint=Constraint(ConstraintKind.REGEX, "ab"))
+    asked = Sampling(constraint=Constraint(ConstraintKind.REGEX, "ab", (Trigger("!"),)))
     constraint = held(asked, chat, request, chat.render(request)).constraint
     assert constraint is not None
     assert f"<|channel|>final{kind}<|message|>" in (constraint.after, *constraint.or_after)

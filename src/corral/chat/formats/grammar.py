@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from corral.chat.formats.base import Format, TagFormat, Thinking
+from corral.chat.formats.base import Format, TagFormat
 from corral.chat.formats.channels import MESSAGE, ChannelFormat
 from corral.chat.formats.rules import SPACE, Literal, Rules, json_of
 from corral.chat.formats.shapes import Shape, Shapes
@@ -13,6 +13,8 @@ from corral.chat.formats.tagged import Tagged
 from corral.chat.schema import Json
 from corral.chat.tools import ToolChoice, Tools
 from corral.tasks import Constraint, ConstraintKind, Trigger, TriggerKind
+
+NO_TRIGGERS: tuple[Trigger, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +47,52 @@ def call_constraint(format: Format, tools: Tools, wanted: Wanted, literal: Liter
     if not isinstance(format, TagFormat) or format.calls is None:
         return None
     shape = shapes.of(format.calls)
-    thoughts = ("", "") if wanted.has_thought else _thoughts(format.thinking, wanted.is_thinking)
+    text, triggers = f"{SPACE} {shape.whole}", NO_TRIGGERS
     if choice.mode == "required":
         reopens = isinstance(format.calls, TagJson) and format.calls.begins_open and wanted.is_text
-        mark = literal(format.calls.opens[0]) if reopens else ""
-        return Constraint(ConstraintKind.LARK, rules.text(f"{SPACE} {mark} {shape.whole}"), (), *thoughts)
-    if wanted.reply is not None:
-        start = f"{SPACE} {shape.whole} | {_answer(format, wanted.reply, literal)}"
-        return Constraint(ConstraintKind.LARK, rules.text(start), (), *thoughts)
-    return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
+        text = f"{SPACE} {literal(format.calls.opens[0]) if reopens else ''} {shape.whole}"
+    elif wanted.reply is not None:
+        text += f" | {_mark(format, literal)} {SPACE} {json_of(wanted.reply)}"
+    else:
+        text, triggers = shape.behind, shape.triggers
+    return _behind_thoughts(Constraint(ConstraintKind.LARK, rules.text(text), triggers), format, wanted)
 
 
-def answer_constraint(format: Format, wanted: Wanted, literal: Literal) -> Constraint | None:
-    """What an answer that fits ``wanted.reply`` is held to where a mark stands before texts; None where none does.
+def answer_constraint(own: Constraint, format: Format, wanted: Wanted, literal: Literal) -> Constraint:
+    """``own``, held behind thoughts and behind the mark that stands before texts.
 
-    The mark is held, too: there may be other ways to begin a text, and a reply that nothing holds would go on.
+    The mark is held, too: there may be other ways to begin a text, and a reply that nothing holds would go on. What
+    begins with a trigger needs no mark but those that are known.
     """
-    if not format.opener or wanted.reply is None:
-        return None
+    if wanted.is_text or own.after:
+        return own
+    if not format.opener:
+        return _behind_thoughts(own, format, wanted)
+    if own.triggers:
+        return replace(own, after=format.opener, or_after=format.other_openers)
     rules = Rules(literal)
+    space = SPACE if own.kind is ConstraintKind.JSON_SCHEMA else ""
     if isinstance(format, ChannelFormat):
-        return _Channels(format, Shapes(rules, [], is_many=False), wanted).answer(wanted.reply)
-    thoughts = ("", "") if wanted.has_thought else _thoughts(format.thinking, wanted.is_thinking)
-    return Constraint(ConstraintKind.LARK, rules.text(_answer(format, wanted.reply, literal)), (), *thoughts)
+        head = _Channels(format, Shapes(rules, [], is_many=False), wanted).head()
+        return replace(own, head=rules.text(f"{head} {space} @answer"))
+    head = f"{_mark(format, literal)} {space} @answer"
+    return _behind_thoughts(replace(own, head=rules.text(head)), format, wanted)
 
 
-def _answer(format: Format, schema: Json, literal: Literal) -> str:
-    """The terms of a text of JSON."""
-    return f"{literal(format.opener) if format.opener else ''} {SPACE} {json_of(schema)}"
+def _mark(format: Format, literal: Literal) -> str:
+    """The terms of the mark before a text. If it ends thoughts, too, it may have come."""
+    if not format.opener:
+        return ""
+    ends_thoughts = format.thinking is not None and format.opener in format.thinking.ends
+    return f"({literal(format.opener)}){'?' if ends_thoughts else ''}"
 
 
-def _thoughts(thinking: Thinking | None, is_thinking: bool) -> tuple[str, str]:
-    """``after`` and ``opener`` of a constraint."""
-    if thinking is None:
-        return "", ""
-    return thinking.ends[0], "" if is_thinking else thinking.starts[0]
+def _behind_thoughts(constraint: Constraint, format: Format, wanted: Wanted) -> Constraint:
+    thinking = format.thinking
+    if thinking is None or wanted.has_thought:
+        return constraint
+    opener = "" if wanted.is_thinking else thinking.starts[0]
+    return replace(constraint, after=thinking.ends[0], or_after=thinking.ends[1:], opener=opener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +107,17 @@ class _Channels:
         rules, wanted, format = self.shapes.rules, self.wanted, self.format
         shape = self._harmony() if format.calls is None else self._muse(format.calls)
         if wanted.choice.mode == "auto" and wanted.reply is None:
-            thoughts = _thoughts(format.thinking, wanted.is_thinking) if format.calls else ("", "")
-            return Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers, *thoughts)
+            held = Constraint(ConstraintKind.LARK, rules.text(shape.behind), shape.triggers)
+            return _behind_thoughts(held, format, wanted) if format.calls else held
         end_of_text = rules.literal(format.thinking.ends[0] + format.reopener) if wanted.is_text else ""
         start = f"{end_of_text} {self._thoughts()} {shape.whole}"
         if wanted.choice.mode == "auto" and wanted.reply is not None:
             start = f"{self._thoughts()} ({shape.whole} | {self._head()} {json_of(wanted.reply)})"
         return Constraint(ConstraintKind.LARK, rules.text(start))
 
-    def answer(self, schema: Json) -> Constraint:
-        """JSON behind any thoughts."""
-        start = f"{self._thoughts()} {self._head()} {json_of(schema)}"
-        return Constraint(ConstraintKind.LARK, self.shapes.rules.text(start))
+    def head(self) -> str:
+        """The terms of any thoughts and of what a message with an answer begins with."""
+        return f"{self._thoughts()} {self._head()}"
 
     def _thoughts(self) -> str:
         """Messages of thoughts; the first may be open already."""

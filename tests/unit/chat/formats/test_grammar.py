@@ -11,13 +11,23 @@ from tests.unit.chat.formats.samples import GPT_OSS, HERMES, MUSE, SAMPLES, TOOL
 
 from corral.chat.deltas import whole_reply
 from corral.chat.formats.base import Expect, Format, Reader
-from corral.chat.formats.families import FUNCTIONARY_3_2, GEMMA_4, GIGACHAT, LFM2, MINIMAX_M3, QWEN_CODER
+from corral.chat.formats.families import (
+    COHERE_MOE,
+    FUNCTIONARY_3_2,
+    GEMMA_4,
+    GIGACHAT,
+    KIMI_K3,
+    LFM2,
+    MINIMAX_M3,
+    QWEN_CODER,
+)
 from corral.chat.formats.grammar import Wanted, answer_constraint, call_constraint
 from corral.chat.tools import ToolChoice, Tools, read_tools
 from corral.engine.triggers import new_watch
+from corral.errors import InvalidRequest
 from corral.guidance.guide import Guide
 from corral.guidance.matcher import GuidedMatcher
-from corral.tasks import Constraint
+from corral.tasks import Constraint, ConstraintKind
 
 GUIDE = Guide(ByteTokenizer(), INFO)
 ODD = ('"now"}', "call▁begin｜>now", '"type": "function"', '\n{"arguments"', "|>]}", "<tags>")
@@ -257,20 +267,62 @@ OPENED = {
 }
 
 
+OWN = (
+    (Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object"}'), '{"ok": 1', "Sure"),
+    (Constraint(ConstraintKind.REGEX, 'a/b[}"]+'), 'a/b}"', "a}"),
+    (Constraint(ConstraintKind.LARK, 'start: "}" start | "x"'), "}}x", "}}y"),
+    (Constraint(ConstraintKind.GBNF, 'root ::= "yes" | "n" "o"'), "no", "not"),
+)
+
+
+@pytest.mark.parametrize("own", OWN, ids=lambda one: one[0].kind.value)
 @pytest.mark.parametrize("format", {s.format.name: s.format for s in SAMPLES}.values(), ids=lambda one: one.name)
-def test_an_answer_of_a_schema_behind_its_mark(format: Format) -> None:
+def test_an_answer_behind_its_mark(format: Format, own: tuple[Constraint, str, str]) -> None:
     """Where a mark stands before texts it is held, too: a reply without it would be held to nothing."""
-    held = answer_constraint(format, Wanted(ToolChoice("none"), reply={"type": "object"}), json.dumps)
-    assert (held is not None) == bool(format.opener) == (format.name in OPENED)
-    if held is None:
+    asked, good, bad = own
+    held = answer_constraint(asked, format, Wanted(ToolChoice("none")), json.dumps)
+    assert bool(held.head) == bool(format.opener) == (format.name in OPENED)
+    assert (held.kind, held.text) == (asked.kind, asked.text)
+    if not held.head:
+        assert held.after == (format.thinking.ends[0] if format.thinking else "")
         return
     thoughts, heads = OPENED[format.name]
     answer = GUIDE.matcher(held)
     for head in heads:
-        assert answer.would_accept(f'{thoughts}{head}{{"ok": 1'.encode())
-        assert not answer.would_accept(f"{thoughts}{head}Sure".encode())
-    assert not answer.would_accept(b"Sure") and not answer.would_accept(f"{heads[0][:-1]}?".encode())
+        assert answer.would_accept(f"{thoughts}{head}{good}".encode())
+        assert not answer.would_accept(f"{thoughts}{head}{bad}".encode())
+    assert not answer.would_accept(f"{heads[0][:-1]}?".encode()) and not answer.would_accept(bad.encode())
+    is_thought_over = format.thinking is not None and format.opener in format.thinking.ends
+    assert answer.would_accept(good.encode()) == is_thought_over
     assert bool(held.after) == (format.name in ("kimi-k3", "cohere2-moe", "command-r7b"))
+
+
+def test_a_text_that_goes_on_is_held_from_its_first_token() -> None:
+    for asked, *_ in OWN:
+        assert answer_constraint(asked, GPT_OSS, Wanted(ToolChoice("none"), is_text=True), json.dumps) == asked
+
+
+def test_what_is_wrong_with_an_answer_is_told_as_without_a_mark() -> None:
+    for asked in (
+        Constraint(ConstraintKind.JSON_SCHEMA, '{"properties": {"a": {"not": {}}}}'),
+        Constraint(ConstraintKind.REGEX, "("),
+        Constraint(ConstraintKind.LARK, "start: nobody"),
+        Constraint(ConstraintKind.GBNF, "root ::= nobody"),
+    ):
+        with pytest.raises(InvalidRequest) as plain:
+            GUIDE.matcher(asked)
+        with pytest.raises(InvalidRequest) as marked:
+            GUIDE.matcher(answer_constraint(asked, GPT_OSS, Wanted(ToolChoice("none")), json.dumps))
+        assert str(plain.value) == str(marked.value)
+
+
+@pytest.mark.parametrize("format", [KIMI_K3, COHERE_MOE], ids=lambda one: one.name)
+def test_thoughts_that_end_with_the_mark_of_texts_are_over(format: Format) -> None:
+    """Some models go from thoughts to a text without closing them."""
+    answer = constraint(format, TOOLS, ToolChoice("auto"), is_thinking=True, reply={"type": "object"})
+    assert GUIDE.matcher(answer).would_accept(b'{"ok": 1')
+    for held in (answer, constraint(format, TOOLS, ToolChoice("required"), is_thinking=True)):
+        assert format.opener in held.or_after
 
 
 def test_messages_of_thoughts_come_before_what_is_forced() -> None:
