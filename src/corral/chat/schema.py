@@ -13,6 +13,8 @@ Json = Mapping[str, object]
 
 _MAX_STEPS = 8
 """References and alternatives that are followed: they may lead in rings."""
+_MAX_PLACES = 20_000
+"""Parts and members that are looked at for one question: from ring to ring there are ever more ways."""
 
 _TEXT_HOLDERS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "pattern", "format", "minLength", "maxLength"))
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
@@ -27,6 +29,22 @@ class Members:
     is_open: bool = True
 
 
+@dataclass(slots=True)
+class _Way:
+    """What is left of one question: ``n_steps`` from here, and ``n_places`` in all that it leads to."""
+
+    n_steps: int = _MAX_STEPS
+    n_places: list[int] = field(default_factory=lambda: [_MAX_PLACES])
+
+    def further(self) -> _Way:
+        return _Way(self.n_steps - 1, self.n_places)
+
+    def takes(self, n_places: int) -> bool:
+        """Whether there is room for so many places more, which are then taken."""
+        self.n_places[0] -= n_places
+        return self.n_steps > 0 and self.n_places[0] >= 0
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """A place in a JSON schema, references resolved against ``root``; ``node`` None: nothing is known."""
@@ -37,12 +55,12 @@ class Schema:
     @property
     def parts(self) -> Iterator[Json]:
         """The objects that hold together: the schema, what it refers to, what is in ``allOf``."""
-        return self._parts(_MAX_STEPS)
+        return self._parts(_Way())
 
     @property
     def types(self) -> frozenset[str]:
         """JSON types that a value may have; empty if nothing is known."""
-        return self._types(_MAX_STEPS)
+        return self._types(_Way())
 
     @property
     def values(self) -> tuple[object, ...] | None:
@@ -84,7 +102,7 @@ class Schema:
     @property
     def members(self) -> Members:
         """Those of an object, of all that the schema consists of; of alternatives all, required if all require them."""
-        return self._members(_MAX_STEPS)
+        return self._members(_Way())
 
     def member(self, key: str) -> Schema:
         return self.members.by_name.get(key, Schema(None, self.root))
@@ -104,23 +122,23 @@ class Schema:
         kind = type_of(value)
         return not types or kind in types or (kind == "integer" and "number" in types)
 
-    def _parts(self, n_left: int) -> Iterator[Json]:
+    def _parts(self, way: _Way) -> Iterator[Json]:
         node = self.node
-        if not isinstance(node, Mapping) or n_left == 0:
+        if not isinstance(node, Mapping) or not way.takes(1):
             return
         yield node
         reference = node.get("$ref")
         if isinstance(reference, str):
-            yield from Schema(resolve(reference, self.root), self.root)._parts(n_left - 1)
+            yield from Schema(resolve(reference, self.root), self.root)._parts(way.further())
         if isinstance(both := node.get("allOf"), list):
             for one in both:
-                yield from Schema(one, self.root)._parts(n_left - 1)
+                yield from Schema(one, self.root)._parts(way.further())
 
-    def _types(self, n_left: int) -> frozenset[str]:
-        found = [kinds for part in self._parts(n_left) if (kinds := self._types_of(part, n_left))]
+    def _types(self, way: _Way) -> frozenset[str]:
+        found = [kinds for part in self._parts(way) if (kinds := self._types_of(part, way))]
         return reduce(lambda one, other: one & other or other, found) if found else frozenset()
 
-    def _types_of(self, part: Json, n_left: int) -> frozenset[str]:
+    def _types_of(self, part: Json, way: _Way) -> frozenset[str]:
         if "type" in part:
             return named_types(part["type"])
         values = part.get("enum") or ([part["const"]] if "const" in part else None)
@@ -129,25 +147,25 @@ class Schema:
         for key in ("anyOf", "oneOf"):
             listed = part.get(key)
             if isinstance(listed, list):
-                each = [Schema(one, self.root)._types(n_left - 1) for one in listed]
+                each = [Schema(one, self.root)._types(way.further()) for one in listed]
                 return frozenset().union(*each) if all(each) else frozenset()
         return frozenset()
 
-    def _members(self, n_left: int) -> Members:
+    def _members(self, way: _Way) -> Members:
         by_name: dict[str, Schema] = {}
         required: set[str] = set()
         says_nothing = True
-        for part in self._parts(n_left):
+        for part in self._parts(way):
             own = part.get("properties")
-            if isinstance(own, Mapping):
+            if isinstance(own, Mapping) and way.takes(len(own)):
                 by_name |= {key: Schema(one, self.root) for key, one in own.items() if key not in by_name}
             if isinstance(names := part.get("required"), list):
                 required |= {name for name in names if isinstance(name, str)}
             others = part.get("additionalProperties", "properties" not in part)
             says_nothing &= others is not False
             for key in ("anyOf", "oneOf"):
-                if n_left > 1 and isinstance(listed := part.get(key), list):
-                    each = [Schema(one, self.root)._members(n_left - 1) for one in listed]
+                if way.n_steps > 1 and isinstance(listed := part.get(key), list):
+                    each = [Schema(one, self.root)._members(way.further()) for one in listed]
                     by_name = {name: one for members in each for name, one in members.by_name.items()} | by_name
                     required |= frozenset.intersection(*(members.required for members in each)) if each else frozenset()
         by_name |= {name: Schema(None, self.root) for name in sorted(required) if name not in by_name}
