@@ -239,8 +239,11 @@ class Cursor:
 
     def _may_grow(self, mark: str, marks: tuple[str, ...]) -> bool:
         """Whether what comes could make the mark here a longer one."""
-        rest = self._text[self._text.index(mark, self._at) :]
-        return not self._is_ended and any(len(m) > len(rest) and m.startswith(rest) for m in marks if m != mark)
+        begin = self._text.index(mark, self._at)
+        if self._is_ended or len(self._text) - begin >= max(map(len, marks)):
+            return False
+        rest = self._text[begin:]
+        return any(len(m) > len(rest) and m.startswith(rest) for m in marks if m != mark)
 
     def _partial(self, marks: tuple[str, ...]) -> int:
         """How many characters at the end may begin a mark."""

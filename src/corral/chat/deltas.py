@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import orjson
 
@@ -110,19 +111,19 @@ class Sink:
     def take(self) -> list[Delta]:
         """What was collected since the last time, neighbours of one kind joined."""
         deltas, self._deltas = self._deltas, []
-        return deltas
+        return deltas if len(deltas) < 2 else [_joined(row) for _, row in groupby(deltas, _kind)]
 
     def content(self, text: str) -> None:
         """White space at the end waits for what comes next; that before a mark is told only if text goes on later."""
         if kept := self._split(text, is_text=True):
             self.has_content = True
             end = self._place() - len(self._space)
-            self._add(Content(self._gap + kept, end - len(kept), end))
+            self._deltas.append(Content(self._gap + kept, end - len(kept), end))
             self._gap = ""
 
     def reasoning(self, text: str) -> None:
         if kept := self._split(text, is_text=False):
-            self._add(Reasoning(kept))
+            self._deltas.append(Reasoning(kept))
 
     def _split(self, text: str, *, is_text: bool) -> str:
         """What can be told now."""
@@ -150,7 +151,7 @@ class Sink:
     def call(self, name: str, call_id: str = "") -> None:
         self.border()
         name, call_id = well_formed(name), well_formed(call_id)
-        self._add(CallStart(self.n_calls, call_id or self._new_id(self.n_calls, name), name))
+        self._deltas.append(CallStart(self.n_calls, call_id or self._new_id(self.n_calls, name), name))
         self.n_calls += 1
         self._arguments = []
 
@@ -166,22 +167,26 @@ class Sink:
     def arguments(self, text: str) -> None:
         if text := well_formed(text):
             self._arguments.append(text)
-            self._add(CallArguments(self.n_calls - 1, text))
+            self._deltas.append(CallArguments(self.n_calls - 1, text))
 
     def end(self) -> None:
         """No more comes: white space that was held back is text after all."""
         if self._space and self._is_text and (self.has_content or not self.n_calls):
             end = self._place()
-            self._add(Content(self._gap + self._space, end - len(self._space), end))
+            self._deltas.append(Content(self._gap + self._space, end - len(self._space), end))
         self._space = self._gap = ""
 
-    def _add(self, delta: Delta) -> None:
-        last = self._deltas[-1] if self._deltas else None
-        if isinstance(delta, Content) and isinstance(last, Content):
-            self._deltas[-1] = Content(last.text + delta.text, last.start, delta.end)
-        elif isinstance(delta, Reasoning) and isinstance(last, Reasoning):
-            self._deltas[-1] = Reasoning(last.text + delta.text)
-        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments):
-            self._deltas[-1] = CallArguments(delta.index, last.text + delta.text)
-        else:
-            self._deltas.append(delta)
+
+def _kind(delta: Delta) -> tuple[type, int]:
+    """The same for neighbours that are one."""
+    return type(delta), delta.index if isinstance(delta, CallStart | CallArguments) else 0
+
+
+def _joined(row: Iterable[Delta]) -> Delta:
+    """Neighbours of one kind as one."""
+    deltas = list(row)
+    first, last = deltas[0], deltas[-1]
+    text = "".join(delta.text for delta in deltas if not isinstance(delta, CallStart))
+    if isinstance(first, Content) and isinstance(last, Content):
+        return Content(text, first.start, last.end)
+    return first if isinstance(first, CallStart) else replace(first, text=text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import string
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +49,7 @@ class _Ids:
 
     form: _Form
     known: dict[str, str] = field(default_factory=dict)
-    open: list[str] = field(default_factory=list)
+    open: OrderedDict[str, None] = field(default_factory=OrderedDict)
     n_calls: int = 0
 
     def renamed(self, message: Message) -> Message:
@@ -63,7 +64,7 @@ class _Ids:
         new = self._new(given, str(function["name"]))
         self.n_calls += 1
         self.known[given] = new
-        self.open.append(new)
+        self.open[new] = None
         return {**call, "id": new}
 
     def _result(self, message: Message) -> str:
@@ -71,9 +72,8 @@ class _Ids:
         if given:
             new = self.known.get(given) or self._new(given, str(message.get("name") or "tool"))
         else:
-            new = self.open[0] if self.open else self._new("", "tool")
-        if new in self.open:
-            self.open.remove(new)
+            new = next(iter(self.open), None) or self._new("", "tool")
+        self.open.pop(new, None)
         return new
 
     def _new(self, given: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -66,3 +67,13 @@ def test_a_result_without_a_call_has_an_id() -> None:
     for given in (None, "call_1"):
         (message,) = with_ids([result(given)], short_id)
         assert len(str(message["tool_call_id"])) == 9
+
+
+def test_results_in_another_order_than_their_calls_take_no_longer() -> None:
+    """Each result is found at once, not by way of all calls that are open: that took half a minute."""
+    n = 20_000
+    calls = [{"id": str(i), "function": {"name": "f"}} for i in range(n)]
+    told: list[Message] = [{"role": "assistant", "tool_calls": calls}, *(result(str(i)) for i in reversed(range(n)))]
+    start_s = time.thread_time()
+    assert len(with_ids(told, random_id)) == n + 1
+    assert time.thread_time() - start_s < 3
