@@ -20,15 +20,6 @@ Around = tuple[str, str]
 _PLAIN, _TRIMMED = "message.content", "(message.content | trim)"
 
 
-def builtin_template(name: str) -> str | None:
-    """The text of a built-in template; None if no template has that name."""
-    return _ALL.get(name)
-
-
-def builtin_names() -> tuple[str, ...]:
-    return tuple(_ALL)
-
-
 def _text(text: str) -> str:
     """A Jinja string."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
@@ -198,7 +189,7 @@ _GPT_OSS = (
     "('<|return|>' if message.role == 'assistant' else '<|end|>') -}}{%- endfor -%}" + _asking("<|start|>assistant")
 )
 
-_ALL: dict[str, str] = {
+BUILTIN: Mapping[str, str] = {
     "chatml": CHATML,
     "llama2": _llama2(("", "\n")),
     "llama2-sys": _llama2(("<<SYS>>\n", "\n<</SYS>>\n\n")),

@@ -26,11 +26,6 @@ class Conversation:
         """The text that the reply continues."""
         return str(self.continued["content"]) if self.continued and self.part == "content" else ""
 
-    @property
-    def thoughts(self) -> str:
-        """The thoughts that the reply continues, or that came before its text."""
-        return str(self.continued.get("reasoning_content", "")) if self.continued else ""
-
 
 def read_conversation(
     messages: Sequence[Message], *, prefill: bool, continue_final: bool | Part, add_generation_prompt: bool

@@ -104,9 +104,6 @@ class Schema:
         """Those of an object, of all that the schema consists of; of alternatives all, required if all require them."""
         return self._members(_Way())
 
-    def member(self, key: str) -> Schema:
-        return self.members.by_name.get(key, Schema(None, self.root))
-
     @property
     def is_any_text(self) -> bool:
         """Whether a value must be text, and can be any."""
@@ -170,6 +167,10 @@ class Schema:
                     required |= frozenset.intersection(*(members.required for members in each)) if each else frozenset()
         by_name |= {name: Schema(None, self.root) for name in sorted(required) if name not in by_name}
         return Members(by_name, frozenset(required), says_nothing and not by_name)
+
+
+UNKNOWN = Schema(None, {})
+"""A place of which nothing is said."""
 
 
 def named_types(names: object) -> frozenset[str]:

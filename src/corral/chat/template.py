@@ -11,7 +11,7 @@ from datetime import datetime
 from jinja2 import TemplateError
 
 from corral.chat.adapt import Capabilities, Message, adapt, typed, with_descriptions
-from corral.chat.builtin import CHATML, builtin_template
+from corral.chat.builtin import BUILTIN, CHATML
 from corral.chat.jinja import changes_values, new_environment, variables_of
 from corral.chat.unicode import well_formed
 from corral.errors import InvalidRequest, LoadError
@@ -37,7 +37,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos: str, eos: str, now: Callable[[], datetime] = datetime.now) -> None:
-        self.source = builtin_template(source) or source
+        self.source = BUILTIN.get(source, source)
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._now = now
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from corral.chat.schema import Json, Schema
+from corral.chat.schema import UNKNOWN, Json, Schema
 from corral.errors import InvalidRequest
 
 MAX_DEPTH = 64
@@ -51,7 +51,7 @@ class Tools:
     def schema(self, name: str) -> Schema:
         """The schema of the arguments of tool ``name``."""
         tool = self.by_name.get(name)
-        return Schema(tool.parameters, tool.parameters) if tool else Schema(None, {})
+        return Schema(tool.parameters, tool.parameters) if tool else UNKNOWN
 
 
 def read_tools(value: object) -> Tools:

@@ -8,7 +8,7 @@ import llama_cpp.llama_cpp as lib
 import pytest
 
 from corral.chat.adapt import Message
-from corral.chat.builtin import builtin_names
+from corral.chat.builtin import BUILTIN
 from corral.chat.template import ChatTemplate
 
 SYSTEM: Message = {"role": "system", "content": " Be 'kind'. "}
@@ -27,7 +27,7 @@ def native(name: str, messages: list[Message], add_generation_prompt: bool) -> s
     return buffer.raw[:n].decode()
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_the_same_text(name: str, add_generation_prompt: bool) -> None:
     template = ChatTemplate(name, "<s>", "</s>")
@@ -41,4 +41,4 @@ def test_the_same_text(name: str, add_generation_prompt: bool) -> None:
 def test_all_names_of_libllama_are_known() -> None:
     names = (ctypes.c_char_p * 200)()
     n = lib.llama_chat_builtin_templates(names, len(names))
-    assert {name.decode() for name in names[:n] if name} == set(builtin_names())
+    assert {name.decode() for name in names[:n] if name} == set(BUILTIN)

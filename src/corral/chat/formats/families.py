@@ -154,7 +154,6 @@ KIMI_K3 = TagFormat(
 )
 
 GLM_CALLS = Tagged("<tool_call>", "\n", "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", value="<arg_value>")
-GLM = TagFormat("glm-4.5", Thinking(ends_at_calls=True), GLM_CALLS, extra_marks=("</tool_call>", "<arg_key>"))
 LING_3 = TagFormat("ling-3", Thinking(ends_at_calls=True), GLM_CALLS, noise=("<|role_end|>",))
 
 COHERE_CALLS = JsonCalls(

@@ -14,7 +14,7 @@ from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
 from corral.chat.formats.base import read_section
 from corral.chat.formats.tagged import json_or_string, string_value
-from corral.chat.schema import Schema
+from corral.chat.schema import UNKNOWN, Schema
 from corral.chat.tools import MAX_DEPTH, Tools
 
 MARK = "]<]minimax[>["
@@ -49,6 +49,7 @@ class MinimaxCalls:
 def _elements(close: str, schema: Schema, cursor: Cursor, sink: Sink, depth_left: int, *, is_list: bool) -> Steps[bool]:
     """The elements before ``close`` as an object or a list. False: the text is broken or ended."""
     sink.arguments("[" if is_list else "{")
+    known = {} if is_list else schema.members.by_name
     comma = ""
     while True:
         yield from cursor.space()
@@ -63,7 +64,7 @@ def _elements(close: str, schema: Schema, cursor: Cursor, sink: Sink, depth_left
         yield from cursor.accept(">")
         sink.arguments(comma if is_list else f"{comma}{json.dumps(tag, ensure_ascii=False)}: ")
         comma = ", "
-        child = schema.items if is_list else schema.member(tag)
+        child = schema.items if is_list else known.get(tag, UNKNOWN)
         if not (yield from _value(f"{TAG_END}{tag}>", child, cursor, sink, depth_left - 1)):
             return False
 

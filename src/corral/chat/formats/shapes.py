@@ -19,13 +19,12 @@ from corral.chat.formats.rules import SPACE, Rules, json_of
 from corral.chat.formats.tag_json import TagJson
 from corral.chat.formats.tagged import CDATA, CDATA_END, Tagged
 from corral.chat.formats.texts import not_with, text_terminals
-from corral.chat.formats.values import ElementValues, GemmaValues, PythonValues
-from corral.chat.schema import Json, Schema
+from corral.chat.formats.values import COMMA, ElementValues, GemmaValues, PythonValues
+from corral.chat.schema import UNKNOWN, Json, Schema
 from corral.chat.tools import Tool
 from corral.guidance.references import with_definitions
 from corral.tasks import Trigger, TriggerKind
 
-_COMMA = '"," " "?'
 _ANY_NAME = r"/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 _QUOTE, _LINE_END = '"', "\n"
 
@@ -156,7 +155,7 @@ class Shapes:
             items = {key: self._argument(calls, key, one) for key, one in members.by_name.items()}
             inside = rules.members(items, members.required, SPACE, leads=True)
             if members.is_open:
-                inside = f"({SPACE} {self._argument(calls, '', Schema(None, {}))})*"
+                inside = f"({SPACE} {self._argument(calls, '', UNKNOWN)})*"
             return f"{lit(name)} {tag_end} {inside} {SPACE} {lit(calls.close)}"
 
         return call
@@ -217,14 +216,14 @@ class Shapes:
             items = {
                 key: f"{lit(key + '=')} {values.value(one)}" for key, one in members.by_name.items() if can_be_key(key)
             }
-            inside = rules.members(items, members.required, _COMMA)
+            inside = rules.members(items, members.required, COMMA)
             if members.is_open:
-                argument = f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {values.value(Schema(None, {}))}'
-                inside = rules.items(rules.add("argument", argument), _COMMA, (0, -1))
+                argument = f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {values.value(UNKNOWN)}'
+                inside = rules.items(rules.add("argument", argument), COMMA, (0, -1))
             return f'{lit(tool.name)} "(" {inside} ")"'
 
         end = lit(next(iter(calls.after), ""))
-        behind = f'{SPACE} "[" {self.again(self.choose(call), _COMMA)} "]" {end}'
+        behind = f'{SPACE} "[" {self.again(self.choose(call), COMMA)} "]" {end}'
         before = next(iter(calls.before), "")
         if not calls.bare:
             return self._marked(before, behind)

@@ -19,7 +19,7 @@ from functools import partial
 from corral.chat.cursor import Cursor, Steps
 from corral.chat.deltas import Sink
 from corral.chat.formats.base import is_name, read_section
-from corral.chat.schema import Schema
+from corral.chat.schema import UNKNOWN, Schema
 from corral.chat.tools import Tools
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
@@ -32,7 +32,7 @@ class Tagged:
 
     Missing sections and ends are forgiven. ``tag_end``: names end with a quote, attributes may come before this mark.
     ``value``: a mark before the value. ``trims``: one newline at both ends of a value is not part of it. ``cdata``: a
-    value may stand in <![CDATA[ ]]>. ``only_known``: what names an unknown tool is text.
+    value may stand in <![CDATA[ ]]>.
     """
 
     open: str
@@ -47,7 +47,6 @@ class Tagged:
     value: str = ""
     trims: bool = False
     cdata: bool = False
-    only_known: bool = False
 
     bare = ""
 
@@ -70,7 +69,7 @@ class Tagged:
         if not (yield from cursor.accept(self.open)):
             return False
         name = ((yield from cursor.word((self.name_end, self.key, self.close))) or "").strip()
-        if not is_name(name) or (self.only_known and name not in tools.by_name):
+        if not is_name(name):
             return False
         yield from cursor.accept(self.name_end)
         if self.tag_end and ((yield from self._attributes(cursor)) is None):
@@ -91,6 +90,7 @@ class Tagged:
 
     def _arguments(self, name: str, cursor: Cursor, sink: Sink, tools: Tools) -> Steps[bool]:
         """All arguments as members of an object. False: the text ended within one."""
+        known = tools.schema(name).members.by_name
         comma = ""
         while True:
             cursor.begin()
@@ -104,7 +104,7 @@ class Tagged:
             cursor.commit()
             sink.arguments(f"{comma}{json.dumps(key.strip(), ensure_ascii=False)}: ")
             comma = ", "
-            schema = tools.schema(name).member(key.strip())
+            schema = known.get(key.strip(), UNKNOWN)
             if not (yield from self._value(schema, attributes or "", cursor, sink)):
                 return False
 

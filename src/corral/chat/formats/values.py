@@ -48,8 +48,8 @@ class Values(ABC):
     @abstractmethod
     def text(self, schema: Schema) -> str: ...
 
-    @abstractmethod
-    def array(self, schema: Schema) -> str: ...
+    def array(self, schema: Schema) -> str:
+        return f'"[" {self.rules.items(self.value(schema.items), COMMA, schema.n_items)} "]"'
 
     @abstractmethod
     def object(self, schema: Schema) -> str:
@@ -85,9 +85,6 @@ class GemmaValues(Values):
     def text(self, schema: Schema) -> str:
         return self._between_quotes(held) if (held := text_terminals(schema)) else self._text
 
-    def array(self, schema: Schema) -> str:
-        return f'"[" {self.rules.items(self.value(schema.items), COMMA, schema.n_items)} "]"'
-
     def object(self, schema: Schema) -> str:
         members = schema.members
         items = {name: f"{self.rules.literal(f'{name}:')} {self.value(one)}" for name, one in members.by_name.items()}
@@ -122,9 +119,6 @@ class PythonValues(Values):
 
     def text(self, schema: Schema) -> str:
         return f"{self.rules.json(schema)} | {self._quoted}" if schema.is_any_text else self.rules.json(schema)
-
-    def array(self, schema: Schema) -> str:
-        return f'"[" {self.rules.items(self.value(schema.items), COMMA, schema.n_items)} "]"'
 
     def object(self, schema: Schema) -> str:
         members = schema.members

@@ -14,7 +14,6 @@ from corral.chat.formats.families import (
     FUNCTIONARY_3_2,
     GEMMA_4,
     GIGACHAT,
-    GLM,
     GLM_CALLS,
     GPT_OSS,
     KIMI_K2,
@@ -30,6 +29,9 @@ from corral.chat.formats.families import (
 from corral.chat.formats.json_calls import JsonCalls
 from corral.chat.formats.tag_json import TagJson
 from corral.chat.tools import Tools, read_tools
+
+GLM = TagFormat("glm-4.5", Thinking(ends_at_calls=True), GLM_CALLS)
+"""As it is derived."""
 
 TOOLS: Tools = read_tools(
     [
