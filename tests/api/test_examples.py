@@ -20,7 +20,8 @@ from corral.api.schemas.defaults import Defaults
 from corral.config import ServerConfig
 from corral.tasks import Sampling
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "api.md"
 _BLOCK = re.compile(r"^```(http|json)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -33,10 +34,10 @@ class Example:
     reply: object = field(default=None)
 
 
-def examples() -> list[Example]:
+def examples(page: Path = PAGE) -> list[Example]:
     """In the order of the page, each with the reply that is shown behind it, if any."""
     found: list[Example] = []
-    for language, text in _BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+    for language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if language == "http":
             found.append(_request(text))
         else:
@@ -100,7 +101,7 @@ def test_every_example_works(http: httpx.Client) -> None:
         reply = http.request(example.method, path, headers=example.headers, content=body)
         assert reply.is_success, f"{example.method} {path}: {reply.text}"
         if example.reply is not None:
-            _compare(example.reply, reply.json(), f"{example.method} {path}")
+            compare(example.reply, reply.json(), f"{example.method} {path}")
         if reply.headers.get("content-type", "").startswith("application/json") and isinstance(reply.json(), dict):
             last = reply.json()
 
@@ -109,14 +110,14 @@ def _filled(text: str, last: dict[str, object]) -> str:
     return re.sub(r"\$(\w+)", lambda match: str(last[match[1]]), text)
 
 
-def _compare(shown: object, got: object, where: str) -> None:
+def compare(shown: object, got: object, where: str) -> None:
     """Every member that is shown is there, and of the same type."""
     numbers = isinstance(shown, int | float) and isinstance(got, int | float)
     assert numbers or type(shown) is type(got) or shown is None or got is None, f"{where}: {shown!r} but {got!r}"
     if isinstance(shown, dict) and isinstance(got, dict):
         for key, value in shown.items():
             assert key in got, f"{where}: no {key}"
-            _compare(value, got[key], f"{where}: {key}")
+            compare(value, got[key], f"{where}: {key}")
     if isinstance(shown, list) and isinstance(got, list) and shown:
         assert got, f"{where}: empty"
-        _compare(shown[0], got[0], where)
+        compare(shown[0], got[0], where)
