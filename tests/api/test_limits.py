@@ -30,7 +30,9 @@ from tests.api.conftest import simulated
 from tests.api.live import client, send_raw
 from tests.api.test_hostile import BODIES, POSTS
 
+from corral.api.dialects.settings import public_settings_json
 from corral.api.lanes import LONG_BYTES
+from corral.api.routes import adapters
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import Service
 from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig
@@ -41,7 +43,7 @@ from corral.ports import DecodeStatus
 from corral.runtime import Runtime
 from corral.sim.context import SimContext
 from corral.sim.tokenizer import N_VOCAB, SimTokenizer
-from corral.tasks import Sampling, Task
+from corral.tasks import Limits, Sampling, Task
 
 LIMIT = 64 * 1024
 N_CTX = 512
@@ -366,6 +368,31 @@ def test_long_settings_are_repeated_beside_the_event_loop() -> None:
         reply = http.post("/completion", json=body).json()
         assert len(reply["generation_settings"]["logit_bias"]) == 20_000
         assert tokenizer.n_on_loop < 100
+
+
+def test_what_slots_do_not_tell_takes_them_no_time() -> None:
+    """Of a whole vocabulary of biases in each slot, GET /slots would hold up everybody's tokens."""
+
+    class Untouched(Sequence[tuple[int, float]]):
+        def __len__(self) -> int:
+            return 100_000
+
+        def __getitem__(self, index: Any) -> Any:
+            raise AssertionError("biases are looked at")
+
+    shown = public_settings_json(Sampling(logit_bias=Untouched(), temperature=0.5), Limits())
+    assert shown["temperature"] == 0.5 and "logit_bias" not in shown
+
+
+def test_a_long_list_of_adapters_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(adapters, "read_scales", _watched(adapters.read_scales, threads))
+    with client(canned_runtime(CannedEngine(says("a"))), SERVER) as http:
+        for n in (0, 5000):
+            reply = http.post("/lora-adapters", json=[{"id": 0, "scale": 1}] * n)
+            assert reply.status_code == (400 if n else 200)
+    on_loop, beside = threads
+    assert on_loop != beside
 
 
 @pytest.mark.parametrize(

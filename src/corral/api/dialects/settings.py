@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.sampling import RANDOM_SEED
@@ -106,7 +107,7 @@ def public_settings_json(
 ) -> Json:
     """The same without what may show a request's content."""
     settings = settings_json(
-        sampling,
+        replace(sampling, logit_bias=(), constraint=None),  # they may be long, and are not told
         limits,
         n_keep=n_keep,
         n_discard=n_discard,

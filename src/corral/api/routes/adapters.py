@@ -5,12 +5,13 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corral.api.routes.body import json_response, raw_body
+from corral.api.routes.body import json_response, read_bytes
 from corral.api.schemas.adapters import read_scales
 from corral.api.schemas.fields import parse_json
 from corral.api.service import Service, service_of
 from corral.engine.adapted import unknown_adapter
 from corral.errors import InvalidRequest
+from corral.ids import AdapterId
 from corral.ports import AdapterInfo
 
 Json = dict[str, object]
@@ -25,16 +26,20 @@ async def get_adapters(request: Request) -> Response:
 async def post_adapters(request: Request) -> Response:
     """Set the scales for requests to come; adapters that are not named get 0. Running tasks keep theirs."""
     service = service_of(request)
-    body = parse_json(await raw_body(request))
+    n_loaded = len(service.runtime.model.adapters)
+    service.adapters.scales = await read_bytes(request, lambda raw: _read_scales(raw, n_loaded))
+    return json_response({"success": True})
+
+
+def _read_scales(raw: bytes, n_loaded: int) -> dict[AdapterId, float]:
+    body = parse_json(raw)
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")
-    scales = read_scales(body)
-    n_loaded = len(service.runtime.model.adapters)
-    for adapter, _ in scales:
+    scales = dict(read_scales(body))
+    for adapter in scales:
         if not 0 <= adapter < n_loaded:
             raise InvalidRequest(unknown_adapter(adapter, n_loaded))
-    service.adapters.scales = dict(scales)
-    return json_response({"success": True})
+    return scales
 
 
 def _adapter_json(adapter: AdapterInfo, service: Service) -> Json:

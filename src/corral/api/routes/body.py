@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -26,15 +27,19 @@ need what a file holds."""
 
 
 async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
-    """``read`` of the body's members. Raises InvalidRequest.
+    """``read`` of the body's members. Raises InvalidRequest."""
+    return await read_bytes(request, lambda raw: read(Fields(parse_object(raw))))
+
+
+async def read_bytes(request: Request, read: Callable[[bytes], T]) -> T:
+    """``read`` of the whole body. Raises InvalidRequest.
 
     A client that leaves while its body waits for a worker costs nothing more.
     """
-    raw = await raw_body(request)
+    raw = await _raw_body(request)
     if len(raw) <= INLINE_BYTES and service_of(request).reads_inline and not SLOW.search(raw):
-        return read(Fields(parse_object(raw)))
-    reading = service_of(request).lanes.work(len(raw), lambda: read(Fields(parse_object(raw))))
-    return await while_there(request, reading)
+        return read(raw)
+    return await while_there(request, service_of(request).lanes.work(len(raw), lambda: read(raw)))
 
 
 async def while_there(request: Request, work: Coroutine[object, object, T]) -> T:
@@ -54,7 +59,7 @@ async def answer_json(request: Request, read: Callable[[Fields], object]) -> Res
     return Response(await read_body(request, lambda fields: orjson.dumps(read(fields))), media_type=JSON)
 
 
-async def raw_body(request: Request) -> bytes:
+async def _raw_body(request: Request) -> bytes:
     """Raises InvalidRequest if it does not come to its end, TooLarge as soon as it is clear that it is too large."""
     limit = service_of(request).max_body_bytes
     told = request.headers.get("content-length", "")
@@ -74,3 +79,8 @@ async def raw_body(request: Request) -> bytes:
 
 def json_response(body: object) -> Response:
     return Response(orjson.dumps(body), media_type=JSON)
+
+
+async def text_response(make: Callable[[], object]) -> Response:
+    """The same for what holds texts of users, made of their tokens by a worker: there may be many."""
+    return await asyncio.to_thread(lambda: json_response(make()))

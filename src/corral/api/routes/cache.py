@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.pins import Prefix, pin, prefix_task, read_prefix, warm
-from corral.api.routes.body import json_response, read_body, while_there
+from corral.api.routes.body import json_response, read_body, text_response, while_there
 from corral.api.schemas.fields import Fields
 from corral.api.service import Service, cache_key, service_of, tenant_of
 from corral.errors import InvalidRequest
@@ -34,9 +34,8 @@ async def list_cache(request: Request) -> Response:
         "n_cells_used": snapshot.n_used,
         "ram_bytes": snapshot.snapshot_bytes,
         "disk_bytes": snapshot.disk_bytes,
-        "prefixes": [_kept_json(kept, service) for kept in done.prefixes],
     }
-    return json_response(body)
+    return await text_response(lambda: {**body, "prefixes": [_kept_json(kept, service) for kept in done.prefixes]})
 
 
 def _kept_json(kept: Kept, service: Service) -> Json:

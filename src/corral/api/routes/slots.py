@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.dialects.settings import public_settings_json, settings_json
-from corral.api.routes.body import json_response
+from corral.api.routes.body import json_response, text_response
 from corral.api.service import service_of
 from corral.engine.state import SlotSnapshot
 from corral.errors import NotSupported, Unavailable
@@ -23,8 +23,10 @@ async def slots(request: Request) -> Response:
     snapshot = service.runtime.engine.snapshot
     if request.query_params.get("fail_on_no_slot") and snapshot.n_busy == len(snapshot.slots):
         raise Unavailable("no slot available")
-    tokenizer = service.runtime.model.tokenizer if service.server.slots_debug else None
-    return json_response([slot_json(slot, tokenizer) for slot in snapshot.slots])
+    if not service.server.slots_debug:
+        return json_response([slot_json(slot) for slot in snapshot.slots])
+    tokenizer = service.runtime.model.tokenizer
+    return await text_response(lambda: [slot_json(slot, tokenizer) for slot in snapshot.slots])
 
 
 def slot_json(slot: SlotSnapshot, tokenizer: Tokenizer | None = None) -> Json:
