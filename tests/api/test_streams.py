@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -184,6 +186,35 @@ def test_ended_sessions_make_room_and_running_ones_do_not() -> None:
         assert await asyncio.gather(*map(_read, running), return_exceptions=True)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_was_replaced_is_not_kept_until_it_would_expire(ends: bool) -> None:
+    async def main() -> None:
+        sessions = Sessions()
+        held = []
+        for _ in range(3):
+            session = sessions.open(_key("a"), _sends(b"a", end=ends))
+            held.append(weakref.ref(session))
+            if ends:
+                await _read(session)
+            else:
+                await asyncio.sleep(0)
+        del session
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        assert [one() is not None for one in held] == [False, False, True]
+
+    asyncio.run(main())
+
+
+def test_a_conversation_that_is_named_often_is_told_once(http: httpx.Client) -> None:
+    for name in ("a", "a::m", "b::m"):
+        http.post("/completion", json={"prompt": "x", "stream": True}, headers={"X-Conversation-Id": name})
+    names = ["a"] * 5000 + ["", "b", "b"]
+    told = http.post("/v1/streams/lookup", json={"conversation_ids": names}).json()
+    assert [one["conversation_id"] for one in told] == ["a", "a::m", "b::m"]
 
 
 def test_sessions_expire() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from starlette.types import Message, Send
@@ -38,6 +39,7 @@ class Session:
         self.head: Message | None = None
         self.n_bytes = 0
         self.is_done = False
+        self.expiry: asyncio.TimerHandle | None = None
         self._kept = bytearray()
         self._n_kept_bytes = n_kept_bytes
         self._on_end = on_end
@@ -55,8 +57,10 @@ class Session:
         return self.n_bytes - len(self._kept)
 
     def cancel(self) -> None:
-        """Stop what generates; those who read come to the end."""
+        """Stop what generates; those who read come to the end. No timer holds it any longer."""
         self._task.cancel()
+        if self.expiry is not None:
+            self.expiry.cancel()
 
     async def follow(self, send: Send, offset: int = 0) -> None:
         """Send the reply on from byte ``offset`` of its body to its end.
@@ -139,13 +143,14 @@ class Sessions:
         if session is not None:
             session.cancel()
 
-    def find(self, tenant: TenantId, conversation: str) -> list[tuple[SessionKey, Session]]:
-        """Those of a conversation: its name is the id, or the id with ``::`` and a model behind."""
-        return [
-            (key, session)
-            for key, session in self._by_key.items()
-            if key.tenant == tenant and (key.conversation == conversation or _stem(key.conversation) == conversation)
-        ]
+    def find(self, tenant: TenantId, conversations: Iterable[str]) -> list[tuple[SessionKey, Session]]:
+        """Those of conversations, each of these once: a name is the id, or the id with ``::`` and a model behind."""
+        by_name: dict[str, list[tuple[SessionKey, Session]]] = defaultdict(list)
+        for key, session in self._by_key.items():
+            if key.tenant == tenant:
+                for name in {key.conversation, key.conversation.rpartition("::")[0] or key.conversation}:
+                    by_name[name].append((key, session))
+        return [found for name in dict.fromkeys(conversations) for found in by_name.get(name, ())]
 
     def _make_room(self) -> None:
         if len(self._by_key) < self._n_max:
@@ -153,18 +158,14 @@ class Sessions:
         ended = next((key for key, session in self._by_key.items() if session.is_done), None)
         if ended is None:
             raise Unavailable(f"{self._n_max} streams that can be resumed are running", retry_after_s=5)
-        del self._by_key[ended]
+        self.drop(ended)
 
     def _on_end(self, key: SessionKey, session: Session) -> None:
         if session.head is None or not session.is_stream:
             self._forget(key, session)
-        else:
-            asyncio.get_running_loop().call_later(self._keep_s, self._forget, key, session)
+        elif self._by_key.get(key) is session:
+            session.expiry = asyncio.get_running_loop().call_later(self._keep_s, self._forget, key, session)
 
     def _forget(self, key: SessionKey, session: Session) -> None:
         if self._by_key.get(key) is session:
             del self._by_key[key]
-
-
-def _stem(conversation: str) -> str:
-    return conversation.rpartition("::")[0]

@@ -36,8 +36,7 @@ async def look_up_streams(request: Request) -> Response:
     """How far the streams of conversations are."""
     ids = await read_body(request, lambda fields: fields.strings("conversation_ids") or ())
     sessions, tenant = service_of(request).sessions, tenant_of(request).id
-    found = [_told(key, session) for name in ids for key, session in sessions.find(tenant, name)]
-    return json_response(found)
+    return json_response([_told(key, session) for key, session in sessions.find(tenant, ids)])
 
 
 def _key(request: Request) -> SessionKey:
