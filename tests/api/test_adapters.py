@@ -90,7 +90,7 @@ def test_settings_show_what_the_request_named(http: httpx.Client) -> None:
         ([{"id": 4, "scale": 1}], "there is no adapter with id 4; ids are 0 to 3"),
         ([{"id": -1, "scale": 1}], "there is no adapter with id -1"),
         ([{"id": 2, "scale": 1}, {"id": 3, "scale": 1}], "Cannot run multiple aLoRAs in a single request"),
-        ([{"id": 0, "scale": 1e39}], "lora: scale"),
+        ([{"id": 0, "scale": 1e39}], "lora.0.scale"),
         ({"id": 0}, "type must be array"),
     ],
 )

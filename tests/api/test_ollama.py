@@ -172,9 +172,18 @@ def test_failures(api: ollama.Client, http: httpx.Client, engine: CannedEngine) 
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]}, "Field 'images': image input"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]},
+            "Field 'messages.0.images': image input",
+        ),
         ("chat", {"messages": [{"content": "x"}]}, "Field 'messages.0.role': type must be string"),
         ("chat", {"messages": ASK, "options": {"top_k": "x"}}, "Field 'top_k': type must be number"),
+        (
+            "chat",
+            {"messages": [*ASK, {"role": "user", "content": 5}]},
+            "Field 'messages.1.content': type must be string",
+        ),
         ("chat", {"messages": ASK, "format": "xml"}, "Field 'format': must be 'json'"),
         ("chat", {"messages": ASK, "think": "hard"}, "Field 'think': must be true"),
         ("generate", {"prompt": "x", "suffix": "y"}, "Field 'suffix': not supported"),

@@ -96,6 +96,33 @@ def test_an_answer_is_held_where_a_mark_stands_before_it(serve_sim: SimServer, t
             assert re.fullmatch("ab{3,}c", text_of(http.post("/v1/chat/completions", json=body)))
 
 
+ASKED: list[dict[str, Any]] = [
+    {"json_schema": {"const": "ab"}},
+    {"regex": '"ab"'},
+    {"lark": 'start: "\\"ab\\""'},
+    {"grammar": r'root ::= "\"ab\""'},
+]
+EVERY_ROUTE = {
+    "/completion": {"prompt": "x"},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {**CHAT, "max_tokens": 20},
+    "/api/chat": {**CHAT, "stream": False},
+    "/api/generate": {"prompt": "x", "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", EVERY_ROUTE)
+def test_every_route_of_completions_holds_every_constraint(serve_sim: SimServer, path: str) -> None:
+    http = serve_sim()
+    for asked in ASKED:
+        assert r'"\"ab\""' in http.post(path, json={**EVERY_ROUTE[path], **asked}).text, asked
+    later = {"grammar_lazy": True, "grammar_triggers": [{"value": letter} for letter in "etaoinshrdlu"]}
+    lazy = {"grammar": 'root ::= [a-z ] "!!"', **later, "seed": 5, "options": {"seed": 5}}
+    assert '!!"' in http.post(path, json={**EVERY_ROUTE[path], **lazy, "max_tokens": 300}).text
+
+
 def test_a_complete_text_ends_the_answer_also_at_the_limit_and_without_an_end(serve_sim: SimServer) -> None:
     body = {**PROMPT, "regex": "abc", "n_predict": 3, "ignore_eos": True}
     response = serve_sim().post("/completion", json=body)
@@ -140,7 +167,7 @@ def test_triggers_are_shown_as_they_are_looked_for(serve_sim: SimServer) -> None
     [
         (
             {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "a(?=b)"}]},
-            "Field 'grammar_triggers': the pattern 'a(?=b)': look-ahead",
+            "Field 'grammar_triggers.0.value': the pattern 'a(?=b)': look-ahead",
         ),
         ({"json_schema": {"not": {}}}, "json_schema: /not: the keyword 'not' is not supported"),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: /pattern: regex parse error"),

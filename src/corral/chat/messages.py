@@ -7,6 +7,8 @@ from corral.errors import InvalidRequest
 
 _MEDIA = {"image_url": "image", "input_audio": "audio", "input_video": "video", "video_url": "video"}
 _FAULT = "Failed to parse messages:"
+MAX_SHOWN = 80
+"""Characters of a wrong text that a message repeats."""
 
 
 def read_messages(value: object) -> list[Message]:
@@ -17,7 +19,15 @@ def read_messages(value: object) -> list[Message]:
         raise InvalidRequest("Expected 'messages' to be an array")
     if not value:
         raise InvalidRequest("'messages' must not be empty")
-    return [_read_message(message) for message in value]
+    return [_read_at(message, i) for i, message in enumerate(value)]
+
+
+def _read_at(message: object, index: int) -> Message:
+    """Faults have llama-server's words, and the place behind them."""
+    try:
+        return _read_message(message)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error} (messages[{index}])") from None
 
 
 def _read_message(value: object) -> Message:
@@ -64,12 +74,12 @@ def _text(content: object, joint: str) -> str:
         return content or ""
     if not isinstance(content, list):
         raise InvalidRequest("Expected 'content' to be a string or an array")
-    return joint.join(_part(part) for part in content)
+    return joint.join(_part(part, i) for i, part in enumerate(content))
 
 
-def _part(part: object) -> str:
+def _part(part: object, index: int) -> str:
     if not isinstance(part, dict):
-        raise InvalidRequest(f"{_FAULT} each part of 'content' must be an object")
+        raise InvalidRequest(f"{_FAULT} each part of 'content' must be an object, but content[{index}] is not")
     kind = part.get("type")
     if isinstance(kind, str) and kind in _MEDIA:
         raise InvalidRequest(
@@ -77,7 +87,7 @@ def _part(part: object) -> str:
         )
     text = part.get("text")
     if kind not in ("text", "input_text", "output_text"):
-        raise InvalidRequest("unsupported content[].type")
+        raise InvalidRequest(f"unsupported content[].type: {str(kind)[:MAX_SHOWN]!r}, in content[{index}]")
     if not isinstance(text, str):
-        raise InvalidRequest(f"{_FAULT} a text part needs 'text'")
+        raise InvalidRequest(f"{_FAULT} a text part needs a string as 'text', but content[{index}] has none")
     return text

@@ -50,7 +50,7 @@ def _names_all(schema: Mapping[str, object]) -> bool:
     members, required = schema.get("properties"), schema.get("required", ())
     if not isinstance(members, dict) or not members or any(key in schema for key in _OPEN):
         return False
-    return isinstance(required, list | tuple) and all(name in members for name in required)
+    return isinstance(required, list | tuple) and all(isinstance(name, str) and name in members for name in required)
 
 
 def _is_joined(schema: Mapping[str, object]) -> bool:

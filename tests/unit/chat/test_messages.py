@@ -20,8 +20,11 @@ from corral.errors import InvalidRequest
         ([{"role": "assistant"}], "must contain either 'content' or 'tool_calls'"),
         ([{"role": "user", "content": 5}], "Expected 'content' to be a string or an array"),
         ([{"role": "user", "content": ["x"]}], "each part of 'content' must be an object"),
-        ([{"role": "user", "content": [{"type": "hologram"}]}], r"unsupported content\[\]\.type"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "a text part needs 'text'"),
+        (
+            [{"role": "user", "content": [{"type": "hologram"}]}],
+            r"unsupported content\[\]\.type: 'hologram', in content\[0\]",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"a text part needs a string as 'text', but content\[0\]"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image input is not supported"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "audio input is not supported"),
         ([{"role": "assistant", "content": "x", "reasoning_content": 5}], "'reasoning_content' must be a string"),
@@ -37,6 +40,12 @@ from corral.errors import InvalidRequest
 def test_refusals(messages: object, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_messages(messages)
+
+
+@pytest.mark.parametrize("wrong", [5, {"role": "user"}, {"role": "user", "content": 5}, {"content": "x"}])
+def test_a_refusal_names_the_place(wrong: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"\(messages\[2\]\)$"):
+        read_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, wrong])
 
 
 def test_text_parts_are_joined_by_newlines() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from corral.guidance.idle import without_idle
 from corral.guidance.relax import relaxed
 from corral.guidance.silent import as_meant
 
@@ -60,3 +61,26 @@ def test_integers_have_an_end() -> None:
     assert as_meant({"type": ["integer", "null"]}) == {"type": ["integer", "null"], **low, **high}
     assert as_meant({"type": "integer", "exclusiveMinimum": 0}) == {"type": "integer", "exclusiveMinimum": 0, **high}
     assert as_meant({"type": "integer", "maximum": 5}) == {"type": "integer", "maximum": 5, **low}
+
+
+_WORDS = """
+type enum const anyOf allOf oneOf $ref properties required additionalProperties patternProperties minProperties items
+prefixItems minItems minLength pattern format minimum exclusiveMaximum multipleOf uniqueItems not if then contains
+propertyNames dependentRequired dependencies unevaluatedItems $defs $id nullable
+"""
+ODD: list[Any] = [None, 5, -1.5, 1e300, True, False, "zz", "", [], {}, [5], [None], [[]], [{}], [["a"]], [True]]
+ODD += [{"a": 5}, {"a": None}, {"a": []}, {"a": {"a": [["b"]]}}, {"type": [["x"]]}, {"enum": [[]]}, {"required": [{}]}]
+
+
+def test_values_of_the_wrong_type_are_left_to_the_compiler() -> None:
+    """Schemas of tools come as they are: reading one never fails."""
+    for word in _WORDS.split():
+        for value in ODD:
+            odd = {**A, "type": "object", word: value}
+            as_meant(without_idle(odd))
+            as_meant(without_idle({"type": "object", "properties": {"a": odd, "b": value}, word: [odd]}))
+
+
+def test_a_tool_whose_required_members_are_no_names_is_held_without() -> None:
+    found, left = relaxed({**A, "type": "object", "required": [["a"], {}]})
+    assert found == {**A, "type": "object"} and [one.pointer for one in left] == ["/required"]

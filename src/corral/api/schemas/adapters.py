@@ -16,18 +16,16 @@ MAX_SCALE = 3e38
 def read_scales(entries: list[object], name: str = "lora") -> Scales:
     """Of an id that is named twice the last scale counts. Raises InvalidRequest; whether ids exist is not checked."""
     scales: dict[AdapterId, float] = {}
-    for entry in entries:
+    for i, entry in enumerate(entries):
+        at = f"{name}.{i}"
         if not isinstance(entry, dict):
-            raise wrong_type(name, "array of objects with 'id' and 'scale'", entry)
-        adapter = _id(entry, name)
-        scales[adapter] = Fields({f"{name}: scale": entry.get("scale")}).hard_number(
-            f"{name}: scale", 0.0, -MAX_SCALE, MAX_SCALE
-        )
+            raise wrong_type(at, "object with 'id' and 'scale'", entry)
+        scales[_id(entry, at)] = Fields(entry, at).hard_number("scale", 0.0, -MAX_SCALE, MAX_SCALE)
     return tuple(sorted(scales.items()))
 
 
-def _id(entry: dict[str, object], name: str) -> AdapterId:
+def _id(entry: dict[str, object], at: str) -> AdapterId:
     value = entry.get("id")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"Field '{name}: id': type must be an integer, but is {type_name(value)}")
+        raise InvalidRequest(f"Field '{at}.id': type must be an integer, but is {type_name(value)}")
     return AdapterId(value)

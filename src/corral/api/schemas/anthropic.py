@@ -117,7 +117,7 @@ def _of_assistant(blocks: list[Json], where: str) -> list[Json]:
         at = f"{where}.content.{i}"
         match block.get("type"):
             case "thinking":
-                thoughts.append(Fields(block).text("thinking"))
+                thoughts.append(Fields(block, at).text("thinking"))
             case "redacted_thinking":
                 pass
             case "tool_use":
@@ -173,7 +173,7 @@ def _set_choice(body: Json, fields: Fields) -> None:
         body["tool_choice"] = _KINDS[kind]
     else:
         raise InvalidRequest("Field 'tool_choice.type': must be 'auto', 'any', 'tool' or 'none'")
-    if Fields(choice).boolean("disable_parallel_tool_use"):
+    if Fields(choice, "tool_choice").boolean("disable_parallel_tool_use"):
         body["parallel_tool_calls"] = False
 
 
@@ -188,9 +188,8 @@ def _set_thinking(body: Json, fields: Fields) -> None:
     kwargs = fields.object("chat_template_kwargs") or {}
     body["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **kwargs}
     if kind == "enabled":
-        name = "thinking.budget_tokens"
-        given = Fields({name: thinking.get("budget_tokens")})
-        body["thinking_budget_tokens"] = given.integer(name, default=DEFAULT_BUDGET, low=-1)
+        given = Fields(thinking, "thinking")
+        body["thinking_budget_tokens"] = given.integer("budget_tokens", default=DEFAULT_BUDGET, low=-1)
 
 
 def _set_format(body: Json, fields: Fields) -> None:

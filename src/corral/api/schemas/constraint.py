@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import orjson
 
-from corral.api.schemas.fields import Fields, check_size, wrong_type
+from corral.api.schemas.fields import Fields, Json, check_size, member_object, wrong_type
 from corral.errors import InvalidRequest
 from corral.guidance.pattern import compile_pattern
 from corral.ids import Token
@@ -48,15 +48,15 @@ def _asked(fields: Fields) -> dict[str, Constraint]:
 
 def _response_format(fields: Fields) -> str:
     """The text of a schema; "" for plain text."""
-    members = Fields(fields.object("response_format") or {})
+    members = Fields(fields.object("response_format") or {}, "response_format")
     match kind := members.text("type", "text"):
         case "text":
             return ""
         case "json_object":
-            return _schema_text("response_format: schema", members.value("schema")) or ANY_OBJECT
+            return _schema_text("response_format.schema", members.value("schema")) or ANY_OBJECT
         case "json_schema":
-            inner = Fields(members.object("json_schema") or {})
-            return _schema_text("response_format: json_schema: schema", inner.value("schema")) or ANY_OBJECT
+            inner = Fields(members.object("json_schema") or {}, "response_format.json_schema")
+            return _schema_text("response_format.json_schema.schema", inner.value("schema")) or ANY_OBJECT
     raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {kind}')
 
 
@@ -91,31 +91,32 @@ def _triggers(fields: Fields, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
     n_chars = sum(len(str(trigger.get("value"))) for trigger in triggers if isinstance(trigger, dict))
     check_size("grammar_triggers", n_chars, MAX_TRIGGER_CHARS, "characters")
     preserved = read_preserved(fields, tokenizer)
-    return tuple(_trigger(trigger, preserved, tokenizer) for trigger in triggers)
+    return tuple(
+        _trigger(member_object(trigger, f"grammar_triggers.{i}"), f"grammar_triggers.{i}", preserved, tokenizer)
+        for i, trigger in enumerate(triggers)
+    )
 
 
-def _trigger(trigger: object, preserved: frozenset[Token], tokenizer: Tokenizer) -> Trigger:
-    if not isinstance(trigger, dict):
-        raise wrong_type("grammar_triggers", "array of objects", trigger)
-    members = Fields(trigger)
+def _trigger(trigger: Json, where: str, preserved: frozenset[Token], tokenizer: Tokenizer) -> Trigger:
+    members = Fields(trigger, where)
     kind = TriggerKind(members.integer("type", default=TriggerKind.WORD, low=0, high=len(TriggerKind) - 1))
     text = members.text("value")
     if kind is TriggerKind.TOKEN and members.value("token") is not None:
         token = members.integer("token", default=0, low=0, high=tokenizer.n_vocab - 1)
         return Trigger(text or tokenizer.piece(token, special=True).decode("utf-8", "replace"), kind, token)
     if not text:
-        raise InvalidRequest("Field 'grammar_triggers': a trigger has no 'value'")
+        raise InvalidRequest(f"Field '{where}': a trigger has no 'value'")
     if kind in (TriggerKind.PATTERN, TriggerKind.PATTERN_FULL):
-        return _pattern(text, kind)
+        return _pattern(text, kind, f"{where}.value")
     tokens = tokenizer.tokenize(text, add_special=False, parse_special=True)
     if len(tokens) == 1 and (kind is TriggerKind.TOKEN or tokens[0] in preserved):
         return Trigger(text, TriggerKind.TOKEN, tokens[0])
     return Trigger(text)
 
 
-def _pattern(text: str, kind: TriggerKind) -> Trigger:
+def _pattern(text: str, kind: TriggerKind, where: str) -> Trigger:
     try:
         compile_pattern(text)
     except InvalidRequest as error:
-        raise InvalidRequest(f"Field 'grammar_triggers': {error}") from None
+        raise InvalidRequest(f"Field '{where}': {error}") from None
     return Trigger(text, kind)

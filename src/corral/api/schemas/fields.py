@@ -126,10 +126,14 @@ def _shown(value: float) -> str:
 
 
 class Fields:
-    """One JSON object. A null counts as absent; of aliases the first present one counts."""
+    """One JSON object. A null counts as absent; of aliases the first present one counts.
 
-    def __init__(self, body: Mapping[str, object]) -> None:
+    ``where``: the path of the object in the body, as messages about its members name it.
+    """
+
+    def __init__(self, body: Mapping[str, object], where: str = "") -> None:
         self._body = body
+        self._where = f"{where}." if where else ""
 
     def find(self, *names: str) -> tuple[str, object] | None:
         """The first of ``names`` that has a value, and the value."""
@@ -141,7 +145,7 @@ class Fields:
 
     def with_default(self, name: str, value: object) -> Fields:
         """The same object, with another value for a member that is not there."""
-        return Fields({name: value, **self._body})
+        return Fields({name: value, **self._body}, self._where.removesuffix("."))
 
     def without(self, names: Collection[str]) -> Json:
         """The members that are not among ``names``."""
@@ -150,12 +154,15 @@ class Fields:
     def value(self, name: str) -> object:
         return self._body.get(name)
 
+    def _at(self, name: str) -> str:
+        return self._where + name
+
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self._body.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise wrong_type(name, "boolean", value)
+            raise wrong_type(self._at(name), "boolean", value)
         return value
 
     def text(self, name: str, default: str = "", most: int | None = None) -> str:
@@ -164,36 +171,39 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise wrong_type(name, "string", value)
+            raise wrong_type(self._at(name), "string", value)
         if most is not None:
-            check_size(name, len(value), most, "characters")
+            check_size(self._at(name), len(value), most, "characters")
         return value
 
     def number(self, name: str, default: float, low: float = -math.inf, high: float = math.inf) -> float:
         """A number, silently clamped to [low, high]."""
         value = self._body.get(name)
-        return default if value is None else min(max(_finite(name, value), low), high)
+        return default if value is None else min(max(_finite(self._at(name), value), low), high)
 
     def hard_number(self, name: str, default: float, low: float, high: float) -> float:
         """A number that must lie in [low, high]."""
         value = self._body.get(name)
-        return default if value is None else _within(name, float(_finite(name, value)), low, high)
+        return default if value is None else _within(self._at(name), float(_finite(self._at(name), value)), low, high)
 
     def clamped(self, name: str, default: int, low: int = -INT_MAX, high: int = INT_MAX) -> int:
         """An integer, silently clamped to [low, high]; fractions are cut off."""
         value = self._body.get(name)
-        return default if value is None else int(min(max(_finite(name, value), low), high))
+        return default if value is None else int(min(max(_finite(self._at(name), value), low), high))
 
     def integer(self, *names: str, default: int, low: int, high: int = INT_MAX) -> int:
         """An integer that must lie in [low, high]; fractions are cut off."""
         found = self.find(*names)
-        return default if found is None else int(_within(found[0], int(_finite(*found)), low, high))
+        if found is None:
+            return default
+        at = self._at(found[0])
+        return int(_within(at, int(_finite(at, found[1])), low, high))
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         """An integer that must lie in [low, high]; a fraction is refused, as for names that llama-server lacks."""
         value = self._body.get(name)
-        if value is not None and _finite(name, value) % 1:
-            raise InvalidRequest(f"Field '{name}': must be a whole number, but is {value}")
+        if value is not None and _finite(self._at(name), value) % 1:
+            raise InvalidRequest(f"Field '{self._at(name)}': must be a whole number, but is {value}")
         return self.integer(name, default=default, low=low, high=high)
 
     def strings(self, name: str, most: int = MAX_STRINGS, most_chars: int | None = None) -> tuple[str, ...] | None:
@@ -202,29 +212,29 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise wrong_type(name, "array", value)
-        check_size(name, len(value), most, "strings")
-        for item in value:
+            raise wrong_type(self._at(name), "array", value)
+        check_size(self._at(name), len(value), most, "strings")
+        for i, item in enumerate(value):
             if not isinstance(item, str):
-                raise wrong_type(name, "array of strings", item)
+                raise wrong_type(f"{self._at(name)}.{i}", "string", item)
         if most_chars is not None:
-            check_size(name, sum(map(len, value)), most_chars, "characters")
+            check_size(self._at(name), sum(map(len, value)), most_chars, "characters")
         return tuple(value)
 
     def array(self, name: str) -> list[object] | None:
         value = self._body.get(name)
         if value is not None and not isinstance(value, list):
-            raise wrong_type(name, "array", value)
+            raise wrong_type(self._at(name), "array", value)
         return value
 
     def objects(self, name: str) -> list[dict[str, object]]:
         """An array of objects; empty if it is not there."""
-        return [member_object(item, f"{name}.{i}") for i, item in enumerate(self.array(name) or ())]
+        return [member_object(item, f"{self._at(name)}.{i}") for i, item in enumerate(self.array(name) or ())]
 
     def object(self, name: str) -> dict[str, object] | None:
         value = self._body.get(name)
         if value is not None and not isinstance(value, dict):
-            raise wrong_type(name, "object", value)
+            raise wrong_type(self._at(name), "object", value)
         return value
 
 

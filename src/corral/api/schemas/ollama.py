@@ -30,13 +30,19 @@ _OWN = (
     "cache_salt",
     "chat_template_kwargs",
     "grammar",
+    "grammar_lazy",
+    "grammar_triggers",
     "id_slot",
+    "json_schema",
+    "lark",
     "lora",
+    "preserved_tokens",
     "priority",
     "reasoning_budget_end_tags",
     "reasoning_budget_message",
     "reasoning_budget_start_tag",
     "reasoning_budget_tokens",
+    "regex",
 )
 _ABSENT = ("suffix", "template", "context")
 _EFFORTS = ("low", "medium", "high", "max")
@@ -83,27 +89,28 @@ def read_generate_body(fields: Fields, n_ctx: int) -> OllamaBody:
 
 
 def _message(message: Json, where: str) -> Json:
-    _refuse_images(Fields(message), "images")
+    fields = Fields(message, where)
+    _refuse_images(fields, f"{where}.images")
     role = message.get("role")
-    chat: Json = {"role": role, "content": Fields(message).text("content")}
-    if thinking := Fields(message).text("thinking"):
+    chat: Json = {"role": role, "content": fields.text("content")}
+    if thinking := fields.text("thinking"):
         chat["reasoning_content"] = thinking
-    if calls := Fields(message).objects("tool_calls"):
+    if calls := fields.objects("tool_calls"):
         chat["tool_calls"] = calls
-    if name := Fields(message).text("tool_name"):
+    if name := fields.text("tool_name"):
         chat["name"] = name
     if not isinstance(role, str):
         raise wrong_type(f"{where}.role", "string", role)
     return chat
 
 
-def _refuse_images(fields: Fields, name: str) -> None:
-    if fields.array(name):
-        raise InvalidRequest(f"Field '{name}': image input is not supported")
+def _refuse_images(fields: Fields, where: str) -> None:
+    if fields.array("images"):
+        raise InvalidRequest(f"Field '{where}': image input is not supported")
 
 
 def _settings(fields: Fields, n_ctx: int, stream: bool) -> Json:
-    body: Json = {"stream": stream, **_sampling(Fields(fields.object("options") or {}), n_ctx)}
+    body: Json = {"stream": stream, **_sampling(Fields(fields.object("options") or {}, "options"), n_ctx)}
     body |= {name: fields.value(name) for name in _OWN if fields.value(name) is not None}
     body |= {name: fields.value(name) for name in ("logprobs", "top_logprobs") if fields.value(name)}
     _set_format(body, fields.value("format"))

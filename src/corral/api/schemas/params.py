@@ -110,7 +110,7 @@ def read_salt(fields: Fields) -> str:
 
 
 def _include_usage(fields: Fields) -> bool:
-    return Fields(fields.object("stream_options") or {}).boolean("include_usage")
+    return Fields(fields.object("stream_options") or {}, "stream_options").boolean("include_usage")
 
 
 def _id_slot(fields: Fields, n_slots: int) -> SlotId | None:

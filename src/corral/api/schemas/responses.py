@@ -52,7 +52,7 @@ def read_responses_body(fields: Fields, recall: Recall) -> ResponsesBody:
         body["max_tokens"] = fields.integer("max_output_tokens", default=-1, low=1)
     if tools := _functions(fields):
         body["tools"] = tools
-    if effort := Fields(fields.object("reasoning") or {}).text("effort"):
+    if effort := Fields(fields.object("reasoning") or {}, "reasoning").text("effort"):
         body["reasoning_effort"] = effort
     if wanted := _format(fields):
         body["response_format"] = wanted
@@ -99,12 +99,12 @@ def _function(tool: Json) -> Json:
 
 
 def _format(fields: Fields) -> Json | None:
-    wanted = Fields(fields.object("text") or {}).object("format")
+    wanted = Fields(fields.object("text") or {}, "text").object("format")
     if wanted is None or wanted.get("type") == "text":
         return None
     if wanted.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {key: wanted.get(key) for key in ("name", "schema", "strict")}}
-    return {"type": Fields(wanted).text("type")}
+    return {"type": Fields(wanted, "text.format").text("type")}
 
 
 def _repeated(fields: Fields, n_top: int | None) -> Json:
