@@ -95,6 +95,8 @@ def _keep_ops(draft: Draft, row: RowId) -> list[Op]:
     kept = ledger.cut_points(ledger.key(row), tokens) if tokens else []
     if not tokens or config.n_ctx_checkpoints == 0 or (kept and ledger.snapshot_length(kept[-1]) == len(tokens)):
         return []
+    if not ledger.is_settled(row):
+        return []
     room = room_ops(draft, ledger.traits.bytes_per_row)
     if room is None:
         return []

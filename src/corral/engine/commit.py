@@ -85,9 +85,11 @@ class Commit:
         if result.is_done:
             books.ledger.apply(op, result.n_bytes)
         match op:
+            case Save(row) | Checkpoint(row) if not result.is_done:
+                books.ledger.unsettle(row)
             case Save(row, snapshot):
                 books.next_snapshot = max(books.next_snapshot, snapshot + 1)
-                books.metrics.add("n_saved", result.is_done)
+                books.metrics.add("n_saved")
                 books.ledger.set_first(row_holder(row), result.first)
                 books.ledger.set_first(ram_holder(snapshot), books.ledger.saved_first(row_holder(row)))
             case Checkpoint(_, snapshot):
@@ -113,7 +115,8 @@ class Commit:
                 return
             case _:
                 return
-        books.cost.learn_state(result.n_bytes, result.ms)
+        if result.is_done:
+            books.cost.learn_state(result.n_bytes, result.ms)
 
     def _give_up(self, snapshot: SnapshotId) -> None:
         """Forget a snapshot that is no good, and all that rests on it."""

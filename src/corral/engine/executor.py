@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from corral.engine.adapted import plain
@@ -15,7 +16,7 @@ from corral.engine.probs import top_logprobs
 from corral.engine.sampling import RowSampler, pick_rows, run_on
 from corral.engine.snapshots import SnapshotStore
 from corral.events import TokenProbs
-from corral.ids import AdapterSet, RowId, SlotId, Token
+from corral.ids import AdapterSet, RowId, SlotId, SnapshotId, Token
 from corral.ops import Checkpoint, Copy, Drop, Load, Op, Restore, Save, Shelve, Shift, Span, Trim
 from corral.ports import Clock, Context, DecodeStatus, Picked, Rollback
 
@@ -143,16 +144,14 @@ class Executor:
             case Shift():
                 is_done = self._context.apply(op)
             case Save(row, snapshot, start):
-                data = self._context.save(row, start)
-                n_bytes, is_done = len(data), len(data) > 0
-                self._store.put(snapshot, data)
+                n_bytes = self._keep(snapshot, partial(self._context.save, row, start))
+                is_done = n_bytes > 0
             case Load(snapshot, row, start):
                 data = self._store.get(snapshot) or b""
                 n_bytes, is_done = len(data), self._context.load(row, data, start)
             case Checkpoint(row, snapshot):
-                data = self._context.checkpoint(row)
-                n_bytes, is_done = len(data), len(data) > 0
-                self._store.put(snapshot, data)
+                n_bytes = self._keep(snapshot, partial(self._context.checkpoint, row))
+                is_done = n_bytes > 0
             case Restore(snapshot, row, n):
                 data = self._store.get(snapshot) or b""
                 n_bytes, is_done = len(data), self._context.restore(row, n, data)
@@ -164,6 +163,15 @@ class Executor:
             log.warning("%s failed (%d bytes)", op, n_bytes)
         first = self._context.bounds(op.row)[0] if isinstance(op, Save | Load) else 0
         return OpResult(op, is_done, n_bytes, self._clock.now_ms() - start_ms, first)
+
+    def _keep(self, snapshot: SnapshotId, save: Callable[[], bytes]) -> int:
+        """The bytes that were kept; 0: there is no memory for them."""
+        try:
+            data = save()
+        except MemoryError:
+            return 0
+        self._store.put(snapshot, data)
+        return len(data)
 
     def _shelve(self, op: Shelve) -> int:
         """The bytes are written later, by another thread; that they could not be is no fault of the plan.

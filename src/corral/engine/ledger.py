@@ -113,7 +113,7 @@ class KvLedger:
         return self._cells.owns_from(row, n)
 
     def is_settled(self, row: RowId) -> bool:
-        """Whether the row may be saved: not between a Shift and the next forward pass."""
+        """Whether the row may be saved: not between a Shift, or a Save that failed, and the next forward pass."""
         return row not in self._unsettled
 
     def snapshot_length(self, snapshot: SnapshotId) -> int:
@@ -309,6 +309,10 @@ class KvLedger:
         """The snapshot, with what it rests on, is to stay or may go again."""
         links = self.chain(snapshot) if is_pinned else [snapshot]
         self._pins = self._pins | set(links) if is_pinned else self._pins - set(links)
+
+    def unsettle(self, row: RowId) -> None:
+        """The row could not be saved: nobody is to try it again before the next forward pass."""
+        self._unsettled.add(row)
 
     def settle(self) -> None:
         """There was a forward pass: cells that were to move have moved."""

@@ -312,7 +312,9 @@ def _bring(draft: Draft, row: RowId, want: Want) -> tuple[int, list[Op]]:
     if snapshot is not None:
         n_held = ledger.snapshot_length(snapshot)
     else:
-        src = min(RowId(h.id) for h in offer.holders)
+        src = min(filter(ledger.is_settled, (RowId(h.id) for h in offer.holders)), default=None)
+        if src is None:
+            return 0, []
         snapshot, ops = carry_ops(draft, src)
         n_held = ledger.length(src)
     n = offer.n - _given_back(draft, want, offer.n)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from tests.props.engine_machine import Player, Setup, Submit
 
 from corral.engine.commit import MAX_NO_ROOM
 from corral.errors import DecodeFailed
-from corral.ids import TaskId
+from corral.ids import RowId, TaskId
 from corral.ports import DecodeStatus
+from corral.sim.context import SimContext
 from corral.sim.shape import Kind
 
 MEMORIES = pytest.mark.parametrize("unified", [True, False], ids=["unified", "split"])
@@ -111,6 +114,33 @@ def test_a_snapshot_that_cannot_be_loaded_is_forgotten_and_the_prompt_computed(u
     player.play([Submit(n_prompt=45, n_predict=1)])
     assert set(player.finished) == {TaskId(1), TaskId(2), TaskId(3)}
     assert player.context.n_loads > 0
+
+
+@MEMORIES
+@pytest.mark.parametrize("kind", [Kind.ATTENTION, Kind.HYBRID])
+@pytest.mark.parametrize("every", [1, 2])
+def test_where_there_is_no_memory_for_a_prefix_it_is_not_kept_and_everybody_goes_on(
+    unified: bool, kind: Kind, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are checked against what they would be alone."""
+    player = Player(Setup(unified, kind, n_slots=2, n_ctx=60, n_batch=64, n_ubatch=64))
+    n_tried = count()
+
+    def scarce(save: Callable[..., bytes]) -> Callable[..., bytes]:
+        def tried(context: SimContext, row: RowId, start: int = 0) -> bytes:
+            if next(n_tried) % every == 0:
+                raise MemoryError
+            return save(context, row, start) if start else save(context, row)
+
+        return tried
+
+    for name in ("save", "checkpoint"):
+        monkeypatch.setattr(SimContext, name, scarce(getattr(SimContext, name)))
+    for i in range(6):
+        player.submit(Submit(stem=i % 3, n_prompt=30 + i, n_predict=12, n=1 + i % 2, borders=(12,)))
+    player.drain()
+    assert not player.failed
+    assert next(n_tried) > 0
 
 
 @MEMORIES
