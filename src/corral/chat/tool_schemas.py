@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import orjson
 
@@ -18,10 +20,18 @@ from corral.guidance.relax import ANY_OBJECT, LeftOut, relaxed, strict_fault
 
 log = logging.getLogger(__name__)
 
-N_REMEMBERED = 512
-"""Schemas; clients send the same tools with each request."""
+MAX_REMEMBERED = 4 * 1024 * 1024
+"""Characters of all schemas that are remembered; clients send the same tools with each request."""
 ROOM_CHARS = MAX_CHARS * 3 // 4
 """For all schemas of a request: a grammar has marks and names besides."""
+
+
+class _Known(NamedTuple):
+    """What became of a schema of so many characters."""
+
+    schema: Mapping[str, object]
+    left: tuple[LeftOut, ...]
+    n_chars: int
 
 
 class ToolSchemas:
@@ -29,7 +39,8 @@ class ToolSchemas:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, tuple[Mapping[str, object], tuple[LeftOut, ...]]] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._n_chars = 0
 
     def held(self, tools: Tools) -> Tools:
         """The tools with parameters that can be held. What is left out is logged, the first time as information.
@@ -52,22 +63,30 @@ class ToolSchemas:
 
     def _held(self, tool: Tool) -> tuple[Mapping[str, object], tuple[LeftOut, ...], bool]:
         """The schema, what is left out of it, and whether it was not seen before."""
-        key = orjson.dumps([tool.strict, tool.parameters])
+        written = orjson.dumps([tool.strict, tool.parameters])
+        key = hashlib.sha256(written).digest()
         with self._lock:
             if known := self._known.get(key):
                 self._known.move_to_end(key)
-                return *known, False
+                return known.schema, known.left, False
         if tool.strict and (fault := strict_fault(tool.parameters)):
             raise InvalidRequest(
                 f"Failed to parse tools: function '{tool.name}' is strict, and its parameters cannot be held: {fault}; "
                 "change them, or leave out 'strict'"
             )
-        made = relaxed(tool.parameters)
+        made = _Known(*relaxed(tool.parameters), len(written))
+        self._remember(key, made)
+        return made.schema, made.left, True
+
+    def _remember(self, key: bytes, made: _Known) -> None:
+        """The newest that fit; one that is too large alone is not kept."""
         with self._lock:
+            if key in self._known or made.n_chars > MAX_REMEMBERED:
+                return
             self._known[key] = made
-            while len(self._known) > N_REMEMBERED:
-                self._known.popitem(last=False)
-        return *made, True
+            self._n_chars += made.n_chars
+            while self._n_chars > MAX_REMEMBERED:
+                self._n_chars -= self._known.popitem(last=False)[1].n_chars
 
 
 def loosened(tools: Tools, names: Collection[str]) -> Tools:
