@@ -24,8 +24,8 @@ N_REMEMBERED = 64
 
 _Key = tuple[ConstraintKind, str, str]
 
-_LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_items_in_row=5_000, verbose_errors=False)
-"""A mask takes at most some tens of milliseconds before a constraint is given up."""
+_LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_items_in_row=8_000, verbose_errors=False)
+"""A mask takes at most some tens of milliseconds before a constraint is given up. Each optional member is 4 items."""
 
 
 class Guide:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from corral.errors import InvalidRequest
+from corral.guidance.doubles import inexact, unreachable
 from corral.tasks import ConstraintKind
 
 MAX_CHARS = 256_000
@@ -36,11 +37,26 @@ def check_schema(schema: object) -> None:
         n_work += sum(weight * len(members) ** 2 for name, weight in _SQUARE if (members := _members(part, name)))
         if n_work > MAX_WORK:
             raise InvalidRequest(f"json_schema: {pointer or '/'}: too many members: 2000 properties, 600 alternatives")
+        _check_numbers(pointer, part)
         multiple = math.lcm(multiple, _coefficient(part.get("multipleOf")) or 1)
         if multiple > MAX_MULTIPLE:
             raise InvalidRequest(
                 f"json_schema: {pointer}/multipleOf: {part['multipleOf']} is too large or has too many digits: the "
                 f"least common multiple of all, written without decimals, can be {MAX_MULTIPLE}"
+            )
+
+
+def _check_numbers(pointer: str, part: dict[str, object]) -> None:
+    if key := unreachable(part):
+        raise InvalidRequest(
+            f"json_schema: {pointer}/{key}: {part[key]} leaves no number of less than 64 bits, and no other can "
+            "be held: use a pattern"
+        )
+    for key in ("const", "enum"):
+        if (number := inexact(part.get(key))) is not None:
+            raise InvalidRequest(
+                f"json_schema: {pointer}/{key}: the number {number} cannot be held exactly: whole numbers are doubles "
+                "of less than 64 bits, others have at most 15 digits; use texts, or a pattern"
             )
 
 

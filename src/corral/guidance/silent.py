@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from corral.guidance.doubles import as_doubles
 from corral.guidance.idle import over_parts
 
 _OPEN = ("additionalProperties", "patternProperties", "minProperties")
 """Keywords that speak of other members."""
-MAX_INTEGER = 10**16 - 1
+MAX_INTEGER = 10**16 - 2
+"""The largest double of 16 digits."""
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LISTED = ("enum", "const", "multipleOf")
 _JOINED = ("properties", "$ref", "allOf", "anyOf", "oneOf")
@@ -20,8 +22,11 @@ _JOINED = ("properties", "$ref", "allOf", "anyOf", "oneOf")
 
 
 def as_meant(schema: Mapping[str, object]) -> dict[str, object]:
-    """The schema with ``additionalProperties: false`` and bounds added; the same where it joins parts."""
-    return dict(schema) if any(map(_is_joined, _nodes(schema))) else _closed(schema)
+    """The schema with ``additionalProperties: false`` and bounds added; the same where it joins parts.
+
+    Bounds that are there are doubles then.
+    """
+    return as_doubles(schema if any(map(_is_joined, _nodes(schema))) else _closed(schema))
 
 
 def _closed(schema: Mapping[str, object]) -> dict[str, object]:

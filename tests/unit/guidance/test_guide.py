@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -137,6 +138,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "text"}, "/type: Invalid type: text"),
     ({"$ref": "#/nowhere"}, "/$ref: "),
     ({"$ref": "https://example.org/a.json"}, "/$ref: "),
+    ({"type": "integer", "minimum": 2**63, "maximum": 2**64}, "/minimum: 9223372036854775808 leaves no number"),
+    ({"type": "integer", "exclusiveMaximum": -1e19, "minimum": -1e20}, "/exclusiveMaximum: -1e+19 leaves no"),
+    ({"const": -(2**63)}, "/const: the number -9223372036854775808 cannot be held exactly"),
+    ({"anyOf": [{"enum": ["x", 1234567890123456789]}]}, "/anyOf/0/enum: the number 1234567890123456789 cannot"),
+    ({"const": {"a": [True, 0.5, 188739.75421003686]}}, "/const: the number 188739.75421003686 cannot be held"),
+    ({"const": 8e-32}, "/const: the number 8e-32 cannot be held exactly"),
     ({"$ref": "#"}, "no text satisfies it"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema: minimum (5) is greater"),
     ({"enum": []}, "/enum: Unsatisfiable"),
@@ -268,3 +275,63 @@ def test_json_has_one_layout_so_that_what_is_certain_need_not_be_drawn() -> None
 
 def test_nothing_is_certain_where_texts_differ() -> None:
     assert matcher(ConstraintKind.REGEX, "a|b").forced() == []
+
+
+@pytest.mark.parametrize("bound", [2**53, 2**53 + 1, 2**53 + 3, 10**17 + 1])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_bounds_let_nothing_through(bound: int, sign: int) -> None:
+    """llguidance rounds them to the nearest double, and adds 1 to exclusive ones."""
+    words = ("minimum", "exclusiveMinimum") if sign > 0 else ("maximum", "exclusiveMaximum")
+    for word, first in zip(words, (1, 0), strict=True):
+        for past in range(first, first + 12):
+            held = of_schema({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1, word: sign * bound})
+            assert not takes(held, str(sign * (bound - past))), (word, past)
+    assert takes(of_schema({"type": "integer", words[0]: sign * bound}), str(sign * (bound + 100)))
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**62), 2**63 - 1024, 0.1, -123456.789012345, 1e-15, 1e22, -0.0, 23000.0])
+def test_constants_are_held_exactly(number: float) -> None:
+    assert any(
+        takes(of_schema({"const": number}), text)
+        for text in (repr(number), f"{number:.0f}", f"{Decimal(repr(number)):f}")
+    )
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("least", [-(2**63), -(2**63) + 1, -1e19, -1.7976931348623157e308])
+def test_bounds_of_machine_numbers(kind: str, least: float) -> None:
+    """As generators of schemas write them; llguidance refuses some, and the sign of the first overflows its stack."""
+    for low in ("minimum", "exclusiveMinimum"):
+        for most in (2**63 - 1, 2**63, 1.7976931348623157e308):
+            held = {"type": kind, low: least, "maximum": most}
+            assert takes(of_schema(held), "-1234567890123") and takes(of_schema(held), "1234567890123")
+        assert not takes(of_schema({"type": kind, low: least, "maximum": -1}), "0")
+    with pytest.raises(InvalidRequest):
+        of_schema({"type": "integer", "minimum": least, "maximum": -(2**63)})
+
+
+@pytest.mark.parametrize("bound", [95262.55888950465, 123456789.12345679, 9808265.529914869, 9752269479128.295])
+def test_bounds_of_many_digits_let_nothing_through(bound: float) -> None:
+    """llguidance reads some of them as a neighbour."""
+    exact = Decimal(repr(bound))
+    last = Decimal((0, (1,), exact.as_tuple().exponent))  # type: ignore[arg-type]
+    for word, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+        schema = {"type": "number", word: bound}
+        for past in (exact - sign * last, exact - sign * last / 100, *([exact] if "exclusive" in word else [])):
+            assert not takes(of_schema(schema), f"{past:f}"), (word, past)
+        assert takes(of_schema(schema), f"{exact + sign * 1000 * last:f}")
+
+
+def takes(held: GuidedMatcher, text: str) -> bool:
+    """Whether it can be all of the text."""
+    for byte in text.encode():
+        if not held.would_accept(bytes([byte])):
+            return False
+        held.accept(byte)
+    return held.is_complete or bool(held.allowed().flags[EOS])
+
+
+def test_two_thousand_members_may_all_be_optional() -> None:
+    text = {"type": "string"}
+    held = of_schema({"type": "object", "properties": {f"p{i}": text for i in range(2000)}})
+    assert held.would_accept(b'{"p1999": "x"}')

@@ -56,7 +56,7 @@ def test_so_are_arguments_of_tools() -> None:
 
 def test_integers_have_an_end() -> None:
     """As in llama-server: 16 digits."""
-    low, high = {"minimum": -(10**16) + 1}, {"maximum": 10**16 - 1}
+    low, high = {"minimum": -(10**16) + 2}, {"maximum": 10**16 - 2}
     assert as_meant({"type": "integer"}) == {"type": "integer", **low, **high}
     assert as_meant({"type": ["integer", "null"]}) == {"type": ["integer", "null"], **low, **high}
     assert as_meant({"type": "integer", "exclusiveMinimum": 0}) == {"type": "integer", "exclusiveMinimum": 0, **high}
