@@ -177,6 +177,20 @@ def test_15_exactly_as_many_tokens_as_asked_for(http: httpx.Client, n_predict: i
     assert (reply["stop_type"], reply["tokens_evaluated"]) == ("limit", 2)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": ["cd"]}, {"stop": ["zz"]}, {"n_predict": 3}], ids=["eos", "a stop string", "none", "limit"]
+)
+def test_15_a_stream_has_all_tokens_of_the_reply_those_without_text_at_its_end(
+    http: httpx.Client, fields: Json
+) -> None:
+    """An end-of-generation token is no text: no chunk brings it."""
+    body = forced("abcdef", return_tokens=True, n_probs=1, **fields)
+    whole, parts = http.post("/completion", json=body).json(), streamed(http, body)
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    told = [entry["id"] for part in parts for entry in part.get("completion_probabilities", ())]
+    assert told == [entry["id"] for entry in whole["completion_probabilities"]]
+
+
 def test_17_empty_prompts(http: httpx.Client) -> None:
     """llama.cpp#5953, llama.cpp#5957: "" goes on from the beginning-of-text token; [] is refused."""
     reply = http.post("/completion", json=forced("abc", prompt="")).json()

@@ -39,6 +39,7 @@ class NativeDialect(ServerSentEvents):
         self._job = job
         self._tasks = {task.id: task for task in job.tasks}
         self._frames = {task.id: _Frame.of(task) for task in job.tasks}
+        self._n_told = dict.fromkeys(self._tasks, 0)
 
     def feed(self, events: list[Event]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -55,17 +56,25 @@ class NativeDialect(ServerSentEvents):
         params = self._job.params
         reply = self._final(result, result.text, result.tokens if params.return_tokens else ())
         if result.probs:
-            reply["completion_probabilities"] = probs_json(
-                shown_probs(result, self._job.tokenizer), self._job.tokenizer
-            )
+            reply["completion_probabilities"] = self._shown(result, 0)
+        return self._picked(reply)
+
+    def _shown(self, result: Finished, n_told: int) -> list[Json]:
+        return probs_json(shown_probs(result, self._job.tokenizer)[n_told:], self._job.tokenizer)
+
+    def _last(self, result: Finished) -> Json:
+        """What ends a stream, with the tokens that no text was made of: an end-of-generation token is one."""
+        n_told = self._n_told[result.task_id]
+        reply = self._final(result, "", result.tokens[n_told:])
+        if rest := self._shown(result, n_told):
+            reply["completion_probabilities"] = rest
         return self._picked(reply)
 
     def _event(self, event: Event) -> bytes:
         if type(event) is Chunk:
             return self._chunk(event)
         if type(event) is Finished:
-            final = self._picked(self._final(event, "", ()))
-            return b"data: %b\n\n" % orjson.dumps(final)
+            return b"data: %b\n\n" % orjson.dumps(self._last(event))
         if type(event) is Progress:
             return self._frame(event.task_id, b'""', b"[]", 0, {"prompt_progress": progress_json(event)})
         if type(event) is Started:
@@ -73,6 +82,7 @@ class NativeDialect(ServerSentEvents):
         return b""
 
     def _chunk(self, chunk: Chunk) -> bytes:
+        self._n_told[chunk.task_id] += len(chunk.tokens)
         extra: Json = {}
         if chunk.timings:
             extra["timings"] = timings_json(chunk.timings)
