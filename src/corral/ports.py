@@ -25,7 +25,6 @@ class Rollback(Enum):
     ANY = auto()
     BOUNDED = auto()
     WHOLE_ROW = auto()
-    NONE = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,26 +158,26 @@ class Unpin:
 
 
 @dataclass(frozen=True)
-class Save:
-    """What a slot holds, to be restored later. Nothing if the slot is another tenant's."""
+class AtSlot:
+    """Something that a tenant asks of a slot. It is refused if the slot holds what another one sent."""
 
     slot: int = 0
     tenant: str = ""
 
 
+class Save(AtSlot):
+    """What the slot holds, to be restored later."""
+
+
+class Erase(AtSlot):
+    """What the slot holds."""
+
+
 @dataclass(frozen=True)
-class Restore:
-    """One of the saved slots, by its number modulo how many there are."""
+class Restore(AtSlot):
+    """One of the saved ones, by its number modulo how many there are."""
 
     which: int = 0
-    slot: int = 0
-    tenant: str = ""
-
-
-@dataclass(frozen=True)
-class Erase:
-    slot: int = 0
-    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def all_ops(setup: Setup) -> SearchStrategy[Op]:
         st.builds(Pin, submits(setup)),
         st.builds(Unpin, st.integers(0, 3)),
         st.builds(Save, slots, tenants),
-        st.builds(Restore, st.integers(0, 3), slots, tenants),
+        st.builds(Restore, slots, tenants, st.integers(0, 3)),
         st.builds(Erase, slots, tenants),
     )
     ends = st.builds(Restart, st.sampled_from([True, True, False]))

@@ -66,7 +66,7 @@ class Operators:
                 self._act(SlotAction(player.new_id(), TaskKind.SLOT_SAVE, SlotId(slot), player.cache_key(tenant)))
             case Erase(slot, tenant):
                 self._act(SlotAction(player.new_id(), TaskKind.SLOT_ERASE, SlotId(slot), player.cache_key(tenant)))
-            case Restore(which, slot, tenant):
+            case Restore(slot, tenant, which):
                 if self.saved:
                     self._restore(self.saved[which % len(self.saved)], SlotId(slot), player.cache_key(tenant))
 

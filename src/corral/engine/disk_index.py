@@ -36,7 +36,7 @@ class Hit:
 
 @dataclass(slots=True, eq=False)
 class DiskIndex:
-    """``fetching``: tasks that wait for a file. ``tried``: those that did, and do not wait again.
+    """``fetching``: tasks that wait for a file. ``tried``: those that did, and do not wait again for this row.
 
     ``askers``: others than generations that wait for a file, and the key under which they want it.
     ``arrived``: snapshots made from files, and the tasks for which they were read; ``origin`` names their files, and

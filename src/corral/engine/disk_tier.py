@@ -103,10 +103,6 @@ class DiskTier:
 
     # --- asked by the engine ---------------------------------------------------------------------------------------
 
-    @property
-    def has_news(self) -> bool:
-        return bool(self._news)
-
     def poll(self) -> list[News]:
         """What happened since the last call. Never waits."""
         return [self._news.popleft() for _ in range(len(self._news))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from corral.engine.probs import Floats, Ints
 from corral.events import Ranked
 from corral.ids import Token
 from corral.tasks import Sampling
-
-T = TypeVar("T")
 
 FLOAT32_MAX = 3.4028234e38
 

@@ -29,7 +29,7 @@ class Tier(Enum):
 
 
 class Holder(NamedTuple):
-    """One place that keeps one sequence: a row of the context or a snapshot in RAM.
+    """One place that keeps one sequence: a row of the context, or a snapshot or checkpoint in RAM.
 
     A checkpoint keeps only what a row cannot be cut back to: of use to who holds at least its tokens.
     """
@@ -63,14 +63,10 @@ class StaleLease(Exception):
 
 
 class KvLedger:
-    """Rows, snapshots, leases and recency over one context's memory.
-
-    ``version`` changes with every op that takes something away, so that readers know when to look again.
-    """
+    """Rows, snapshots, leases and recency over one context's memory."""
 
     def __init__(self, traits: MemoryTraits) -> None:
         self.traits = traits
-        self.version = 0
         self._tree: RadixTree[Holder] = RadixTree()
         self._cells = Cells()
         self._leases: dict[RowId, Lease] = {}
@@ -345,7 +341,7 @@ class KvLedger:
         self.touch(holder)
 
     def apply(self, op: Op, n_bytes: int = 0) -> None:
-        """An op was carried out. ``n_bytes`` is the size of what a Save stored."""
+        """An op was carried out. ``n_bytes`` is the size of what a Save or Checkpoint stored."""
         match op:
             case Trim(row, n):
                 self._trim(row, n)
@@ -396,7 +392,6 @@ class KvLedger:
         self._pins.discard(snapshot)
         self._used_at.pop(holder, None)
         self._first.pop(holder, None)
-        self.version += 1
 
     def set_first(self, holder: Holder, first: int) -> None:
         """The holder has lost what lies before ``first``; 0: nothing is lost."""
@@ -406,8 +401,6 @@ class KvLedger:
             self._first.pop(holder, None)
 
     def _trim(self, row: RowId, n: int) -> None:
-        if n < self._cells.length(row):
-            self.version += 1
         self._tree.trim(row_holder(row), n)
         self._cells.trim(row, n)
         if n == 0:
@@ -428,12 +421,11 @@ class KvLedger:
         self._tree.drop(row_holder(row))
         self._tree.extend(row_holder(row), key, tokens[:keep] + tokens[keep + discard :])
         self._unsettled.add(row)
-        self.version += 1
 
     def fork(self) -> KvLedger:
         """An independent copy, for planning."""
         other = KvLedger(self.traits)
-        other.version, other._serial, other._tick = self.version, self._serial, self._tick
+        other._serial, other._tick = self._serial, self._tick
         other._tree = self._tree.fork()
         other._cells = self._cells.fork()
         other._leases = dict(self._leases)

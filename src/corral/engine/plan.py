@@ -1,4 +1,4 @@
-"""A plan: what one step will do, as values. Made by ``policy``, carried out by ``executor``, recorded by ``core``."""
+"""A plan: what one step will do, as values. Made by ``policy``, carried out by ``executor``, recorded by ``commit``."""
 
 from __future__ import annotations
 

@@ -146,12 +146,11 @@ def _prefix_drops(draft: Draft, row: RowId, dropped: list[Op]) -> list[Op]:
     drops: list[Op] = []
     if ledger.traits.rollback is not Rollback.ANY:
         return drops
-    children = ledger.children()
+    needed = ledger.children().keys() | ledger.pins
     for level in ledger.match(ledger.key(row), ledger.tokens(row)):
         for holder in level.holders:
             drop = Drop(SnapshotId(holder.id))
             is_prefix = holder.tier is Tier.RAM and ledger.snapshot_length(drop.snapshot) == level.n
-            needed = children.keys() | ledger.pins
             if is_prefix and drop not in dropped and drop.snapshot not in needed:
                 drops.append(drop)
     return drops
@@ -239,14 +238,13 @@ def demote_cold(draft: Draft) -> None:
     Those that would cost as much in this step alone go before it. Of the others one each step: who does not know for
     how long to rent buys when the rent paid equals the price, and pays at most twice the best.
     """
-    view, ledger = draft.view, draft.ledger
-    if not ledger.traits.shared_cells:
+    cost, n_tokens = draft.view.cost, draft.n_tokens
+    if not draft.ledger.traits.shared_cells:
         return
-    n_tokens = draft.n_tokens
-    for row in ledger.cold_rows():
-        n = ledger.length(row)
-        price = 2 * view.cost.state_ms(n)
-        soon = view.cost.rent_ms(ledger.exclusive(row), n_tokens)
+    for row in draft.ledger.cold_rows():
+        ledger = draft.ledger  # another one once something was demoted
+        price = 2 * cost.state_ms(ledger.length(row))
+        soon = cost.rent_ms(ledger.exclusive(row), n_tokens)
         if max(soon, ledger.rent_ms.get(row, 0.0)) >= price and _demote(draft, row, soon) and soon < price:
             return
 

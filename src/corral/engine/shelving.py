@@ -126,7 +126,7 @@ def _marks(draft: Draft, key: CacheKey, tokens: Sequence[Token], n_bytes: int) -
 
 
 def waits_for_disk(draft: Draft, want: Want, n_have: int) -> bool:
-    """Whether the task should wait for a file that holds more of its tokens than anybody in memory. Once at most."""
+    """Whether the task should wait for a file that holds more of its tokens than anybody in memory. Once for a row."""
     disk, task, cost = draft.view.disk, want.task.id, draft.view.cost
     if disk is None or task in disk.tried or want.key.startswith(UNSHARED):
         return False

@@ -1,13 +1,12 @@
 """A slot and the generation it works on: the state machine of a task's life.
 
-Only ``core`` writes these; the planner reads them.
+Only ``life`` and ``commit`` write these; the planner reads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from corral.engine.ledger import SHIFTED, Lease
 from corral.engine.radix import common_prefix
@@ -18,15 +17,10 @@ from corral.events import Timings, TokenProbs
 from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
 from corral.tasks import Task, TaskKind
 
-if TYPE_CHECKING:
-    from corral.engine.sampling import RowSampler
-
 MOVES: dict[SlotState, frozenset[SlotState]] = {
     SlotState.IDLE: frozenset({SlotState.STARTED, SlotState.PARKED}),
     SlotState.STARTED: frozenset({SlotState.IDLE, SlotState.WAIT_OTHER, SlotState.PROCESSING_PROMPT}),
-    SlotState.WAIT_OTHER: frozenset(
-        {SlotState.IDLE, SlotState.STARTED, SlotState.PROCESSING_PROMPT, SlotState.DONE_PROMPT}
-    ),
+    SlotState.WAIT_OTHER: frozenset({SlotState.IDLE, SlotState.STARTED, SlotState.PROCESSING_PROMPT}),
     SlotState.PROCESSING_PROMPT: frozenset({SlotState.IDLE, SlotState.DONE_PROMPT, SlotState.PARKED}),
     SlotState.DONE_PROMPT: frozenset({SlotState.IDLE, SlotState.GENERATING, SlotState.PARKED}),
     SlotState.GENERATING: frozenset({SlotState.IDLE, SlotState.PARKED, SlotState.PROCESSING_PROMPT}),
@@ -34,8 +28,8 @@ MOVES: dict[SlotState, frozenset[SlotState]] = {
 }
 """IDLE -> STARTED (bound to a task) -> PROCESSING_PROMPT (holds a row) -> DONE_PROMPT -> GENERATING -> IDLE.
 
-WAIT_OTHER waits for a prompt that another slot computes; a sibling goes from there to DONE_PROMPT when it draws its
-first token from the parent's logits, without a row of its own yet. PARKED has given its row back and computes what it
+WAIT_OTHER waits for a prompt that another slot computes; a sibling draws its first token there, from the parent's
+logits, and has no row of its own yet. PARKED has given its row back and computes what it
 lost (if anything) as PROCESSING_PROMPT, and so does a generation with a piece taken out of its context where the rest
 could not be moved. A task that left its slot for another enters the next one as PARKED.
 """
@@ -194,7 +188,6 @@ class Slot:
     state: SlotState = SlotState.IDLE
     generation: Generation | None = None
     lease: Lease | None = None
-    sampler: RowSampler | None = None
     memory: Memory | None = None
     last_task: Task | None = None
     last_used: int = 0

@@ -1,4 +1,4 @@
-"""What anyone may read about the engine at any time: an immutable snapshot published by every commit."""
+"""What anyone may read about the engine at any time: an immutable snapshot published by every step."""
 
 from __future__ import annotations
 
@@ -99,13 +99,12 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine after a commit. ``held`` tasks were parked and have no slot now.
+    """The engine after a step. ``held`` tasks were parked and have no slot now.
 
     KV counts are cells of the main pool, snapshots the RAM tier. ``n_leased`` cells belong to rows that busy slots
     hold; ``n_used - n_leased`` are cold prefixes.
 
     ``n_disk``: prefixes on disk that this model can use; ``disk_bytes`` are those of the whole folder.
-    ``recent`` are predicted and prompt tokens with their ms since the last metrics scrape was taken.
     """
 
     slots: tuple[SlotSnapshot, ...]

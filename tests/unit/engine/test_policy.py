@@ -32,7 +32,14 @@ def picture(books: Books) -> object:
     return (
         [(row, ledger.tokens(row), ledger.length(row), ledger.is_leased(row)) for row in ledger.rows()],
         [(s, ledger.snapshot_length(s), ledger.snapshot_bytes(s)) for s in ledger.snapshots()],
-        (ledger.n_used, ledger.version, dict(ledger._used_at), dict(ledger.rent_ms), ledger._tick, ledger._serial),
+        (
+            ledger.n_used,
+            set(ledger._unsettled),
+            dict(ledger._used_at),
+            dict(ledger.rent_ms),
+            ledger._tick,
+            ledger._serial,
+        ),
         [(s.state, s.lease, s.memory, s.generation and (s.work.computed, list(s.work.tokens))) for s in books.slots],
         [(w.group, w.n_overtaken, w.queued_ms) for w in (*books.waiting, *books.held)],
         (dict(books.shares.served), dict(books.shares.since_ms), dict(books.shares.last)),
