@@ -197,6 +197,10 @@ class Context(Protocol):
         """Bring the row back to its first ``n`` positions with the checkpoint taken there. False: it is empty now."""
         ...
 
+    def give_back(self) -> None:
+        """Let the system have the memory of saved states that are gone."""
+        ...
+
     def close(self) -> None: ...
 
 

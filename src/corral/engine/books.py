@@ -39,7 +39,7 @@ class Books:
     ledger: KvLedger
     cost: CostModel
     slots: list[Slot]
-    store: SnapshotStore = field(default_factory=SnapshotStore)
+    store: SnapshotStore
     metrics: Metrics = field(default_factory=Metrics)
     turns: Turns = field(default_factory=Turns)
     waiting: list[Waiting] = field(default_factory=list)
@@ -57,13 +57,13 @@ class Books:
     n_released: int = 0
 
     @staticmethod
-    def open(config: EngineConfig, traits: MemoryTraits) -> Books:
+    def open(config: EngineConfig, traits: MemoryTraits, store: SnapshotStore) -> Books:
         """Empty books for a context with these traits. Raises ValueError if it has fewer rows than there are slots."""
         if traits.n_rows < config.n_slots:
             raise ValueError(f"{config.n_slots} slots need as many rows, the context has {traits.n_rows}")
         slots = [Slot(SlotId(i)) for i in range(config.n_slots)]
         shares = Shares(config.priority_age_ms)
-        return Books(config, traits, KvLedger(traits), CostModel(traits), slots, shares=shares)
+        return Books(config, traits, KvLedger(traits), CostModel(traits), slots, store, shares=shares)
 
     @property
     def n_ctx_slot(self) -> int:

@@ -24,6 +24,7 @@ from corral.engine.policy import plan
 from corral.engine.publish import publish
 from corral.engine.sampling import RowSampler, new_row_sampler, used_seed
 from corral.engine.slot_work import SlotWork
+from corral.engine.snapshots import SnapshotStore
 from corral.engine.state import EngineSnapshot
 from corral.errors import CorralError, ExceedContext, InvalidRequest, Unavailable
 from corral.events import ControlDone, Event, Failed, Finished, StopReason, Timings
@@ -50,7 +51,7 @@ class Engine:
         self, model: Model, context: Context, clock: Clock, config: EngineConfig, disk: DiskTier | None = None
     ) -> None:
         """``disk`` becomes the engine's, which closes it."""
-        self.books = Books.open(config, context.traits)
+        self.books = Books.open(config, context.traits, SnapshotStore(context.give_back))
         self.last_plan = Plan()
         self._model = model
         self._context = context

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from corral.ids import SnapshotId
+
+_MIN_GONE = 4 << 20
+_GONE_SHARE = 8
 
 
 class SnapshotStore:
-    """Bytes by snapshot id. ``n_bytes`` is their sum."""
+    """Bytes by snapshot id. ``n_bytes`` is their sum.
 
-    def __init__(self) -> None:
+    ``give_back`` is called whenever an eighth as much as is kept has gone, and 4 MiB: snapshots are of many sizes, and
+    what an allocator keeps of those that went would take half the budget once more.
+    """
+
+    def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
         self._data: dict[SnapshotId, bytes] = {}
+        self._give_back = give_back
+        self._n_gone = 0
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -31,4 +42,9 @@ class SnapshotStore:
 
     def drop(self, snapshot: SnapshotId) -> None:
         """Does nothing if it is not there."""
-        self.n_bytes -= len(self._data.pop(snapshot, b""))
+        n_bytes = len(self._data.pop(snapshot, b""))
+        self.n_bytes -= n_bytes
+        self._n_gone += n_bytes
+        if self._n_gone > max(_MIN_GONE, self.n_bytes // _GONE_SHARE):
+            self._n_gone = 0
+            self._give_back()

@@ -14,7 +14,7 @@ import numpy as np
 from corral.config import ContextConfig
 from corral.errors import LoadError
 from corral.ids import AdapterSet, RowId
-from corral.llama import library, state
+from corral.llama import heap, library, state
 from corral.llama.adapter import LlamaAdapter, set_adapters
 from corral.llama.batch import Batch
 from corral.llama.form import Form, form_of
@@ -288,6 +288,9 @@ class LlamaContext:
     def request_abort(self) -> None:
         """Make the running forward pass, or else the next one, end as ABORTED. From any thread; CPU backends only."""
         self._abort.set()
+
+    def give_back(self) -> None:
+        heap.give_back()
 
     def close(self) -> None:
         """Free the cache. May be called twice."""

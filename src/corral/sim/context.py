@@ -187,6 +187,9 @@ class SimContext:
         self._clock.advance(self._cost_of(row, partial=True))
         return True
 
+    def give_back(self) -> None:
+        """Bytes that are gone are gone."""
+
     def close(self) -> None:
         self._closed = True
         self._readable = False
