@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum, auto
 
 from corral.ids import AdapterId, AdapterSet, CacheKey, SlotId, TaskId, TenantId, Token
@@ -176,6 +176,10 @@ class Sampling:
     constraint: Constraint | None = None
     thoughts: ThoughtBudget | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+
+    def of_choice(self, i: int) -> Sampling:
+        """That of choice ``i`` for the same prompt: with another seed, if there is one."""
+        return self if self.seed is None else replace(self, seed=(self.seed + i) % 2**32)
 
     @property
     def held_bytes(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
 from tests.api.live import client, events
 
+from corral.api.schemas.replies import ChatReply
 from corral.events import Event, Finished, StopReason, TokenProbs
 from corral.tasks import Task
 
@@ -61,6 +62,14 @@ def test_only_calls_leave_content_null(http: httpx.Client, engine: CannedEngine)
     assert message["content"] is None and len(message["tool_calls"]) == 2
     assert len({call["id"] for call in message["tool_calls"] if call["id"]}) == 2
     assert [json.loads(call["function"]["arguments"]) for call in message["tool_calls"]] == [{"city": "Rome"}] * 2
+
+
+def test_a_reply_with_calls_is_as_documented(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = says(CALL)
+    reply = http.post("/v1/chat/completions", json={"messages": ASK, "tools": TOOLS}).json()
+    assert ChatReply.model_validate(reply, strict=True).choices[0].message.tool_calls
+    replies = http.get("/openapi.json").json()["paths"]
+    assert "application/x-ndjson" in replies["/api/chat"]["post"]["responses"]["200"]["content"]
 
 
 def test_a_call_streamed(api: openai.OpenAI, engine: CannedEngine) -> None:

@@ -13,7 +13,7 @@ from corral.api.service import NO_TENANT, Tenant
 from corral.engine.thread import EngineThread
 from corral.ids import AdapterSet, CacheKey, TaskId
 from corral.ports import Tokenizer
-from corral.tasks import Sampling, Task, TaskGroup
+from corral.tasks import Task, TaskGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,5 @@ def _group(parent: Task, n: int, engine: EngineThread) -> TaskGroup:
 
 
 def _sibling(parent: Task, task_id: TaskId, i: int) -> Task:
-    sampling = _reseeded(parent.sampling, i)
+    sampling = parent.sampling.of_choice(i)
     return replace(parent, id=task_id, parent=parent.id, index=parent.index + i, sampling=sampling, id_slot=None)
-
-
-def _reseeded(sampling: Sampling, i: int) -> Sampling:
-    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + i) % 2**32)

@@ -28,12 +28,14 @@ from corral.api.routes import (
 from corral.api.schemas import documents as doc
 from corral.api.schemas import replies as reply
 
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint under one or more paths; the first is the canonical one."""
+    """One endpoint under one or more paths; the first is the canonical one. ``streams``: the media type of a stream."""
 
     method: str
     paths: tuple[str, ...]
@@ -41,7 +43,7 @@ class Route:
     tag: str
     body: type[BaseModel] | None = None
     reply: type[BaseModel] | None = None
-    streams: bool = False
+    streams: str = ""
 
 
 ROUTES = (
@@ -64,7 +66,7 @@ ROUTES = (
         "completion",
         doc.NativeRequest,
         reply.NativeReply,
-        streams=True,
+        streams=EVENTS,
     ),
     Route(
         "POST",
@@ -73,7 +75,7 @@ ROUTES = (
         "completion",
         doc.CompletionRequest,
         reply.TextReply,
-        streams=True,
+        streams=EVENTS,
     ),
     Route(
         "POST",
@@ -82,7 +84,7 @@ ROUTES = (
         "chat",
         doc.ChatRequest,
         reply.ChatReply,
-        streams=True,
+        streams=EVENTS,
     ),
     Route(
         "POST",
@@ -107,7 +109,7 @@ ROUTES = (
         "responses",
         doc.ResponsesRequest,
         reply.ResponseReply,
-        streams=True,
+        streams=EVENTS,
     ),
     Route(
         "POST",
@@ -126,7 +128,7 @@ ROUTES = (
         "messages",
         doc.MessagesRequest,
         reply.MessageReply,
-        streams=True,
+        streams=EVENTS,
     ),
     Route(
         "POST",
@@ -136,7 +138,7 @@ ROUTES = (
         doc.MessagesRequest,
         reply.MessageTokens,
     ),
-    Route("POST", ("/api/chat",), ollama.chat, "ollama", doc.OllamaChatRequest, reply.OllamaChatReply, streams=True),
+    Route("POST", ("/api/chat",), ollama.chat, "ollama", doc.OllamaChatRequest, reply.OllamaChatReply, streams=LINES),
     Route(
         "POST",
         ("/api/generate",),
@@ -144,7 +146,7 @@ ROUTES = (
         "ollama",
         doc.OllamaGenerateRequest,
         reply.OllamaGenerateReply,
-        streams=True,
+        streams=LINES,
     ),
     Route("GET", ("/api/tags",), ollama.tags, "ollama"),
     Route("GET", ("/api/ps",), ollama.running, "ollama"),
@@ -184,7 +186,7 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     if route.reply is not None:
         success["model"] = route.reply
     if route.streams:
-        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        success["content"] = {route.streams: {"schema": {"type": "string"}}}
     failures = {401: "The API key is missing or wrong", 503: "Loading, or the queue is full"}
     if route.body is not None:
         failures |= {400: "The request is wrong", 413: "The body is too large"}

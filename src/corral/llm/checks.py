@@ -8,7 +8,7 @@ from dataclasses import fields
 from numbers import Integral, Real
 
 from corral.errors import InvalidRequest
-from corral.tasks import DEFAULT_SAMPLERS, SAMPLERS, Sampling
+from corral.tasks import DEFAULT_SAMPLERS, MAX_PRIORITY, SAMPLERS, Sampling
 
 INT_MAX = 2**31 - 1
 MAX_SHOWN = 80
@@ -107,7 +107,7 @@ _RULES: dict[str, Rule] = {
     "choice": _or_none(_CHOICE),
     "lark": _TEXT,
     "lora": _or_none(_mapping("a mapping of the numbers of adapters to finite scales", _is_number)),
-    "priority": _ANY_WHOLE,
+    "priority": _whole(-MAX_PRIORITY, MAX_PRIORITY),
     "cache_salt": _TEXT,
     "cache_prompt": _BOOLEAN,
     "thinking_token_budget": _whole(-1, or_none=True),

@@ -19,7 +19,7 @@ from corral.llm.completion import Completion, completion
 from corral.llm.params import DEFAULTS, SamplingParams
 from corral.llm.prompt import Asked, Prompt, prompts_of, tokens_of
 from corral.runtime import Runtime
-from corral.tasks import Sampling, Task, TaskGroup
+from corral.tasks import Task, TaskGroup
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ class LLM:
             limits=params.limits(),
             cache_key=params.cache_key(),
             cache_prompt=params.cache_prompt,
-            priority=params.checked_priority(),
+            priority=params.priority,
             n_prompt_probs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             special=not params.skip_special_tokens,
             preserved_tokens=asked.preserved_tokens,
@@ -189,7 +189,7 @@ class LLM:
             adapters=self._adapters(params),
         )
         siblings = (
-            replace(parent, id=new_id(), parent=parent.id, index=i, sampling=_reseeded(asked.sampling, i))
+            replace(parent, id=new_id(), parent=parent.id, index=i, sampling=asked.sampling.of_choice(i))
             for i in range(1, params.n)
         )
         return (parent, *siblings)
@@ -224,10 +224,6 @@ def _adapter(item: str | Path | tuple[str | Path, float]) -> AdapterConfig:
 def _options_of(config: type, options: dict[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(config)}
     return {name: value for name, value in options.items() if name in names}
-
-
-def _reseeded(sampling: Sampling, i: int) -> Sampling:
-    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + i) % 2**32)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from corral.errors import InvalidRequest
 from corral.ids import CacheKey, Token
 from corral.llm.checks import check_extra, check_fields
-from corral.tasks import MAX_PRIORITY, NO_KEY, Constraint, ConstraintKind, Limits, Sampling
+from corral.tasks import NO_KEY, Constraint, ConstraintKind, Limits, Sampling
 
 _HELD_BY = ("grammar", "json_schema", "regex", "choice", "lark")
 
@@ -91,12 +91,6 @@ class SamplingParams:
 
     def cache_key(self) -> CacheKey:
         return CacheKey(f":{self.cache_salt}") if self.cache_salt else NO_KEY
-
-    def checked_priority(self) -> int:
-        """Raises InvalidRequest if it is out of its range."""
-        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
-            raise InvalidRequest(f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, but is {self.priority}")
-        return self.priority
 
     def _constraint(self) -> Constraint | None:
         texts = {

@@ -151,8 +151,8 @@ def test_urgent_prompts_of_a_batch_go_first() -> None:
         completions = llm.generate([[7 + i] for i in range(9)], each)
         assert [completion.prompt_index for completion in completions] == list(range(9))
         assert llm.submitted == [2, 2, 2, 1, 1, 1, 0, 0, 0]
-        with pytest.raises(InvalidRequest, match="priority must be between -100 and 100, but is 101"):
-            llm.generate([5], SamplingParams(priority=101))
+        with pytest.raises(InvalidRequest, match="priority: must be a whole number from -100 to 100, but is 101"):
+            SamplingParams(priority=101)
 
 
 def test_prefixes_are_shared_with_the_same_salt_only(llm: LLM) -> None:

@@ -100,7 +100,7 @@ def test_text_is_held_to_one_thing(fields: dict[str, object]) -> None:
         ("lark", b"x", "text, but is b'x'"),
         ("lora", [1.0], "a mapping of the numbers of adapters to finite scales or None, but is [1.0]"),
         ("lora", {0: math.nan}, "a mapping of the numbers of adapters to finite scales or None, but is {0: nan}"),
-        ("priority", "high", "a whole number, but is 'high'"),
+        ("priority", "high", "a whole number from -100 to 100, but is 'high'"),
         ("cache_salt", 5, "text, but is 5"),
         ("cache_prompt", "no", "True or False, but is 'no'"),
         ("thinking_token_budget", -2, "a whole number from -1 to 2147483647 or None, but is -2"),

@@ -181,16 +181,18 @@ class TextChoice(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The answer."""
+    """The answer; ``content`` is null where there are only calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: str = ""
+    tool_calls: list[dict[str, Any]] = []
 
 
 class ChatChoice(BaseModel):
     """One answer."""
 
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None = None
