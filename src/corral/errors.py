@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_TOLD = 2000
+"""Characters of a message that a user is told."""
+
 
 class CorralError(Exception):
     """Base of all errors that are told to a user. ``str(error)`` is the message."""
@@ -30,6 +33,14 @@ class CorralError(Exception):
     def extra(self) -> dict[str, int]:
         """Further members of the wire format's ``error`` object."""
         return {}
+
+    @property
+    def told(self) -> str:
+        """The message, without its middle if it is long: many repeat what was sent."""
+        text = str(self)
+        n_left_out = len(text) - MAX_TOLD
+        half = MAX_TOLD // 2
+        return text if n_left_out <= 0 else f"{text[:half]} [{n_left_out} characters left out] {text[-half:]}"
 
 
 class InvalidRequest(CorralError):

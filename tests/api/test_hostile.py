@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -194,3 +195,30 @@ def test_bodies_that_nest_too_deeply_are_refused(http: httpx.Client) -> None:
     body = {"prompt": "x", "n_predict": 1, "unknown": _nested(250, None)}
     reply = http.post("/completion", json=body)
     assert reply.status_code == 400 and "nests more than 200 levels" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "x", "regex": "(" * 9000}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "x" * 9000}}),
+        ("/v1/chat/completions", {"messages": ASK, "tool_choice": "x" * 9000}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 1, "tools": [{"name": "f", "type": "x" * 9000}]}),
+        ("/api/chat", {"messages": ASK, "format": {"type": "x" * 9000}}),
+    ],
+)
+def test_a_refusal_does_not_repeat_all_that_was_sent(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    refused = http.post(path, json=body)
+    assert refused.status_code == 400 and "characters left out" in refused.text and len(refused.text) < 4000
+
+
+def test_a_mark_before_the_body_is_no_part_of_it(http: httpx.Client) -> None:
+    """As nlohmann's parser has it: editors of Windows write one."""
+    raw = b"\xef\xbb\xbf" + json.dumps({"prompt": "x", "n_predict": 1}).encode()
+    assert http.post("/completion", content=raw).status_code == 200
+
+
+def test_a_compressed_body_is_refused_by_name(http: httpx.Client) -> None:
+    raw = gzip.compress(json.dumps({"prompt": "x"}).encode())
+    refused = http.post("/completion", content=raw, headers={"Content-Encoding": "GZIP"})
+    assert refused.status_code == 400 and "compressed ('gzip'): send it as it is" in refused.json()["error"]["message"]

@@ -443,8 +443,11 @@ def test_who_did_not_ask_for_control_has_none(long: httpx.Client) -> None:
     [
         ({}, "missing completion id"),
         ({"id": "", "action": "reasoning_end"}, "missing completion id"),
-        ({"id": "chatcmpl-x"}, "unknown control action"),
-        ({"id": "chatcmpl-x", "action": "stop"}, "unknown control action"),
+        ({"id": "chatcmpl-x"}, "unknown control action: '' (known: 'reasoning_end')"),
+        (
+            {"id": "chatcmpl-x", "action": "stop"},
+            "unknown control action: 'stop' (known: 'reasoning_end')",
+        ),
         ({"id": 5, "action": "reasoning_end"}, "Field 'id': type must be string, but is number"),
         ({"id": "chatcmpl-x", "action": 5}, "Field 'action': type must be string, but is number"),
     ],

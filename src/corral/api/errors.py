@@ -35,7 +35,7 @@ _ANTHROPIC_TYPES = {
 
 def error_body(error: CorralError) -> bytes:
     """``{"error": {code, message, type, ...}}``: llama-server's and OpenAI's."""
-    body = {"code": error.code, "message": str(error), "type": error.type, **error.extra}
+    body = {"code": error.code, "message": error.told, "type": error.type, **error.extra}
     return orjson.dumps({"error": body})
 
 
@@ -44,7 +44,7 @@ def anthropic_error_body(error: CorralError) -> bytes:
     kind = _ANTHROPIC_TYPES.get(error.code, "api_error")
     if isinstance(error, Unavailable):
         kind = "overloaded_error"
-    message = str(error)
+    message = error.told
     if isinstance(error, ExceedContext):
         message = f"prompt is too long: {error.n_shown} tokens > {error.n_ctx} maximum"
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message, **error.extra}})
@@ -52,7 +52,7 @@ def anthropic_error_body(error: CorralError) -> bytes:
 
 def ollama_error_body(error: CorralError) -> bytes:
     """``{"error": message}``."""
-    return orjson.dumps({"error": str(error)})
+    return orjson.dumps({"error": error.told})
 
 
 def shape_for(path: str) -> Shape:

@@ -71,9 +71,9 @@ class Session:
         while self.head is None and not self.is_done:
             await self._news.wait()
         if offset > self.n_bytes:
-            raise InvalidRequest("Invalid 'from' offset")
+            raise InvalidRequest(f"Invalid 'from' offset: {offset}; the stream has {self.n_bytes} bytes")
         if offset < self.n_lost_bytes:
-            raise InvalidRequest("Stream offset lost, please restart")
+            raise InvalidRequest(f"Stream offset lost, please restart: the first byte kept is {self.n_lost_bytes}")
         if self.head is None:
             raise Unavailable("the stream was stopped before it began")
         await send(self.head)

@@ -48,7 +48,7 @@ class ResponsesDialect(ServerSentEvents):
 
     def fail(self, error: CorralError) -> bytes:
         code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
-        failed = self._response("failed", self._output("incomplete")) | {"error": {"code": code, "message": str(error)}}
+        failed = self._response("failed", self._output("incomplete")) | {"error": {"code": code, "message": error.told}}
         return self._begin() + self._tell("response.failed", {"response": failed})
 
     def whole(self, results: list[Finished]) -> object:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from corral.api.errors import JSON
 from corral.api.reply import unless_gone
-from corral.api.schemas.fields import Fields, parse_object
+from corral.api.schemas.fields import Fields, parse_object, quoted
 from corral.api.service import service_of
 from corral.errors import InvalidRequest, TooLarge
 
@@ -62,6 +62,10 @@ async def answer_json(request: Request, read: Callable[[Fields], object]) -> Res
 async def _raw_body(request: Request) -> bytes:
     """Raises InvalidRequest if it does not come to its end, TooLarge as soon as it is clear that it is too large."""
     limit = service_of(request).max_body_bytes
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise InvalidRequest(
+            f"the body is said to be compressed ({quoted(coding)}): send it as it is, as JSON in UTF-8"
+        )
     told = request.headers.get("content-length", "")
     if told.isdecimal() and int(told) > limit:
         raise TooLarge(int(told), limit)

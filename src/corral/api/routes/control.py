@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corral.api.routes.body import json_response, read_body
-from corral.api.schemas.fields import Fields, Json
+from corral.api.schemas.fields import Fields, Json, quoted
 from corral.api.service import service_of, tenant_of
 from corral.errors import InvalidRequest
 from corral.tasks import ControlAction
@@ -29,7 +29,7 @@ def _read_id(fields: Fields) -> str:
     name = fields.text("id")
     if not name:
         raise InvalidRequest("missing completion id")
-    if fields.text("action") != "reasoning_end":
-        raise InvalidRequest("unknown control action")
+    if (action := fields.text("action")) != "reasoning_end":
+        raise InvalidRequest(f"unknown control action: {quoted(action)} (known: 'reasoning_end')")
     form = next((form for form in _FORMS if name.startswith(form)), "")
     return f"chatcmpl-{name.removeprefix(form)}" if form else name

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from corral.api.dialects.parts import Json
 from corral.api.reply import SessionReply
 from corral.api.routes.body import json_response, read_body
-from corral.api.schemas.fields import whole_number
+from corral.api.schemas.fields import quoted, whole_number
 from corral.api.service import service_of, tenant_of
 from corral.api.sessions import Session, SessionKey
 from corral.errors import InvalidRequest, NotFound
@@ -17,9 +17,10 @@ from corral.errors import InvalidRequest, NotFound
 async def read_stream(request: Request) -> Response:
     """The bytes of a stream from an offset on, then those that come."""
     key = _key(request)
-    offset = whole_number(request.query_params.get("from", "0"))
+    given = request.query_params.get("from", "0")
+    offset = whole_number(given)
     if offset is None or offset < 0:
-        raise InvalidRequest("Invalid 'from' offset")
+        raise InvalidRequest(f"Invalid 'from' offset: {quoted(given)}; it must be a number of bytes")
     session = service_of(request).sessions.get(key)
     if session is None:
         raise NotFound("Stream not found or expired")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -32,7 +33,7 @@ def parse_json(raw: bytes) -> object:
     """The body. Raises InvalidRequest for what is no JSON, bad UTF-8 included, and for too many parts."""
     _check_parts(raw)
     try:
-        return orjson.loads(raw)
+        return orjson.loads(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         _check_encoding(raw)
         raise InvalidRequest(f"parse error at line {error.lineno}, column {error.colno}: {error.msg}") from None
