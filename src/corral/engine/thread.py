@@ -71,7 +71,7 @@ class EngineThread:
     def stream(self, groups: Sequence[TaskGroup]) -> TaskStream:
         """Submit and listen, from a running asyncio loop. Raises Unavailable if the engine is closing."""
         stream = TaskStream(self, [task.id for group in groups for task in group], asyncio.get_running_loop())
-        self.submit(groups, stream.receive)
+        self.submit(groups, stream)
         return stream
 
     def submit(self, groups: Sequence[TaskGroup], sink: Sink) -> None:
@@ -102,7 +102,7 @@ class EngineThread:
 
     async def _ask(self, action: Action) -> Event:
         async with TaskStream(self, [action.id], asyncio.get_running_loop()) as events:
-            if not self._inbox.put(Act(action, events.receive)):
+            if not self._inbox.put(Act(action, events)):
                 raise Unavailable("the server is shutting down", retry_after_s=10)
             event = await anext(events)
         if isinstance(event, Failed):
@@ -229,9 +229,8 @@ def deliver(batches: list[tuple[Sink, list[Event]]]) -> None:
     """Hand events over: plain sinks at once, streams with one wake-up for each loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[TaskStream, list[Event]]]] = {}
     for sink, events in batches:
-        stream = getattr(sink, "__self__", None)
-        if isinstance(stream, TaskStream):
-            loops.setdefault(stream.loop, []).append((stream, events))
+        if isinstance(sink, TaskStream):
+            loops.setdefault(sink.loop, []).append((sink, events))
         else:
             sink(events)
     for loop, arrivals in loops.items():
@@ -262,8 +261,8 @@ class TaskStream:
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
-    def receive(self, events: list[Event]) -> None:
-        """The sink, called on the engine thread."""
+    def __call__(self, events: list[Event]) -> None:
+        """It is a sink: called on the engine thread."""
         self.loop.call_soon_threadsafe(self.arrive, events)
 
     def arrive(self, events: list[Event]) -> None:
