@@ -9,8 +9,8 @@ from corral.engine.fair import account_of
 from corral.engine.lineup import Tags, Turn, in_turn, line_up
 from corral.engine.plan import Deferral
 from corral.engine.radix import common_prefix
-from corral.engine.slot import Slot
-from corral.ids import SlotId, Token
+from corral.engine.slot import Slot, prefix_key
+from corral.ids import CacheKey, SlotId, Token
 from corral.tasks import Task
 
 MAX_OVERTAKEN = 8
@@ -80,8 +80,9 @@ def _seat(draft: Draft, waiting: Waiting, urgency: int, free: list[Slot], idle: 
     """The first of the group gets one of ``free``, its siblings any of ``idle``; taken slots leave ``idle``."""
     draft.admitted.append(waiting)
     for i, task in enumerate(waiting.group):
-        tokens = waiting.generation.tokens if waiting.generation else task.prompt
-        slot = choose_slot(idle if i else free, tokens, draft.view.config.slot_prompt_similarity)
+        work = waiting.generation
+        key, tokens = (work.key, work.tokens) if work else (prefix_key(task), task.prompt)
+        slot = choose_slot(idle if i else free, key, tokens, draft.view.config.slot_prompt_similarity)
         idle.remove(slot)
         if waiting.generation is None:
             draft.admit(task, slot.id, urgency, waiting.queued_ms)
@@ -89,14 +90,16 @@ def _seat(draft: Draft, waiting: Waiting, urgency: int, free: list[Slot], idle: 
             draft.resume(waiting.generation, slot.id, urgency)
 
 
-def choose_slot(idle: list[Slot], prompt: Sequence[Token], min_similarity: float) -> Slot:
+def choose_slot(idle: list[Slot], key: CacheKey, prompt: Sequence[Token], min_similarity: float) -> Slot:
     """The idle slot whose last tokens begin the prompt by more than ``min_similarity`` of it, else the least recent.
 
-    A slot is only a worker: the prefix is found wherever it is. The choice matters to whoever looks at GET /slots.
+    A slot is only a worker: the prefix is found wherever it is. The choice matters to whoever looks at GET /slots, and
+    replies tell it: what was left under another ``key`` has no part in it, or a guess could be told right by its slot.
     """
     best, best_n = None, min_similarity * len(prompt)
     for slot in idle:
-        n = common_prefix(slot.memory.tokens, prompt) if slot.memory and min_similarity > 0 else 0
+        memory = slot.memory if min_similarity > 0 else None
+        n = common_prefix(memory.tokens, prompt) if memory and memory.owner == key else 0
         if n > best_n:
             best, best_n = slot, n
     return best or min(idle, key=lambda s: (s.last_used, -s.id))

@@ -279,3 +279,16 @@ def test_n5_one_of_a_priority_that_has_waited_goes_first_and_the_others_wait_aga
     order = [task for task in player.starts if task in (*low, *high)]
     assert order == [high[0], low[0], high[1], low[1]]
     assert player.finished[low[0]][1].timings.n_parked == 0
+
+
+@MEMORIES
+def test_the_slot_of_a_reply_does_not_tell_what_another_tenant_asked(unified: bool) -> None:
+    """It is the one that held the prompt for who asked before, and any for the others."""
+    player = Player(Setup(unified, n_slots=4))
+    (first,) = player.submit(Submit(n_prompt=30, n_predict=2, tenant="a"))
+    player.drain()
+    (guess,) = player.submit(Submit(n_prompt=30, n_predict=2, tenant="b"))
+    player.drain()
+    (again,) = player.submit(Submit(n_prompt=30, n_predict=2, tenant="a"))
+    player.drain()
+    assert player.starts[guess].slot_id != player.starts[first].slot_id == player.starts[again].slot_id
