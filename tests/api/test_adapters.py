@@ -119,3 +119,14 @@ def test_a_default_that_cannot_be_is_a_400_and_changes_nothing(http: httpx.Clien
     assert words in reply.json()["error"]["message"]
     assert http.get("/lora-adapters").json()[0]["scale"] == 0.5
     assert http.post("/lora-adapters", content=b"[").status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/cache/warm", "/cache/pin"])
+def test_what_is_computed_ahead_is_for_requests_with_the_adapters_that_it_names(http: httpx.Client, path: str) -> None:
+    lora = [{"id": 1, "scale": 1}]
+    assert http.post(path, json={"prompt": PROMPT, "lora": lora}).status_code == 200
+    assert ask(http)["timings"]["cache_n"] == 0
+    reply = ask(http, lora=lora)
+    assert reply["timings"]["cache_n"] > 20 and reply["tokens"] == alone(only(1))
+    refused = http.post(path, json={"prompt": PROMPT, "lora": [{"id": 9, "scale": 1}]})
+    assert refused.status_code == 400 and "no adapter with id 9" in refused.json()["error"]["message"]

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
+from corral.api.schemas.adapters import Scales, read_scales
 from corral.api.schemas.chat import read_request, render_chat
 from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields
@@ -26,10 +27,11 @@ log = logging.getLogger("corral.api")
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What is to be computed ahead. ``salt``: requests with this ``cache_salt`` meet it."""
+    """What is to be computed ahead, for requests with this ``cache_salt`` and these adapters."""
 
     tokens: Prompt
     salt: str
+    lora: Scales
 
 
 def read_prefix(fields: Fields, service: Service) -> Prefix:
@@ -46,7 +48,11 @@ def read_prefix(fields: Fields, service: Service) -> Prefix:
         tokens = read_prompt(fields.value(named), tokenizer, n_ctx)
     if not tokens:
         raise InvalidRequest(f"Field '{named}': there is nothing to keep: no tokens")
-    return Prefix(tokens, read_salt(fields))
+    return Prefix(tokens, read_salt(fields), _read_lora(fields))
+
+
+def _read_lora(fields: Fields) -> Scales:
+    return read_scales(fields.array("lora") or [])
 
 
 def _without_head(fields: Fields) -> Fields:
@@ -71,7 +77,7 @@ def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: TenantI
         limits=Limits(n_predict=0),
         cache_key=key,
         tenant=tenant,
-        adapters=service.adapters.chosen(()),
+        adapters=service.adapters.chosen(prefix.lora),
     )
 
 
@@ -132,6 +138,7 @@ def _check_prefix(fields: Fields, server: ServerConfig, defaults: Defaults) -> N
     """What ``read_prefix`` would refuse whatever the model is."""
     named = _named(fields)
     read_salt(fields)
+    _read_lora(fields)
     fields.text("api_key")
     if named == "messages":
         read_request(_without_head(fields), server, defaults, can_several=True)

@@ -298,6 +298,7 @@ class PrefixRequest(BaseModel):
     tokens: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     cache_salt: str = Field("", description="Requests with this salt meet the prefix.")
+    lora: list[AdapterScale] = Field([], description="Requests with these adapters meet it. Default: the server's.")
 
 
 class PinRequest(PrefixRequest):
