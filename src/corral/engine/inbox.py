@@ -98,9 +98,9 @@ class Inbox:
             self._changed.notify()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return when there is a message, the box is closed, or the time is over; True if there is a message."""
+        """Return when there is a message, or a poke, or the time is over; True if there is a message."""
         with self._changed:
-            if not (self._messages or self._urgent or self._is_closed or self._is_poked):
+            if not (self._messages or self._urgent or self._is_poked):
                 self._changed.wait(timeout_s)
             self._is_poked = False
             return bool(self._messages or self._urgent)
@@ -108,7 +108,7 @@ class Inbox:
     def close(self) -> None:
         """Take no more groups and wake the reader."""
         with self._changed:
-            self._is_closed = True
+            self._is_closed = self._is_poked = True
             self._changed.notify()
 
     @property

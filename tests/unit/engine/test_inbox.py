@@ -88,3 +88,17 @@ def test_s2_nobody_waits_while_there_is_something_to_read() -> None:
     box.wait(0.001)
     box.close()
     box.wait()
+
+
+def test_a_closed_box_lets_its_reader_rest() -> None:
+    """While a server ends, the engine may have to wait for the disk, and does so without using the processor."""
+    box = Inbox()
+    box.close()
+    box.wait()
+    reader = threading.Thread(target=box.wait, daemon=True)
+    reader.start()
+    reader.join(0.05)
+    assert reader.is_alive()
+    box.put(Cancel(()))
+    reader.join(10)
+    assert not reader.is_alive()
