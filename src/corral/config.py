@@ -127,7 +127,7 @@ class ServerConfig:
 
     ``max_body_bytes``: of a request's body, 0 for what suits the context. ``shared_cache``: requests of different API
     keys meet each other's prefixes. ``responses_store``: the file in which the newest ``responses_store_max`` responses
-    are kept, None for none.
+    of each key are kept, None for none.
     """
 
     host: str = "127.0.0.1"

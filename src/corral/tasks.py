@@ -47,6 +47,14 @@ SAMPLERS = {
     "a": "adaptive_p",
 }
 """All samplers by the letter that llama-server has for each."""
+_OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typicalp": "typ_p"}
+_SAMPLER_NAMES = {name.replace("_", ""): name for name in SAMPLERS.values()} | _OTHER_NAMES
+
+
+def sampler_called(name: str) -> str | None:
+    """The sampler of a name as llama-server takes them, with or without hyphens or underscores; None: there is none."""
+    return _SAMPLER_NAMES.get(name.strip().lower().replace("-", "").replace("_", ""))
+
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama-server's default order ``edskypmxt``."""

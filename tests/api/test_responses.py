@@ -275,6 +275,17 @@ def test_the_file_outlives_the_server_and_is_the_owners(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_nobody_pushes_out_the_responses_of_others(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "responses.db", 2)
+    store.open()
+    busy, rare = TenantId("busy"), TenantId("rare")
+    store.put(rare, Stored({"id": "resp_rare"}, []))
+    for i in range(5):
+        store.put(busy, Stored({"id": f"resp_{i}"}, []))
+    assert [i for i in range(5) if store.get(busy, f"resp_{i}")] == [3, 4]
+    assert store.get(rare, "resp_rare")
+
+
 def test_a_file_that_is_none_is_a_load_error(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("not a database, but long enough to be taken for one" * 50)
     for path in (tmp_path, tmp_path / "missing" / "x.db", tmp_path / "x.db"):

@@ -181,6 +181,8 @@ def test_ended_sessions_make_room_and_running_ones_do_not() -> None:
         assert sessions.get(_key("a")) is None
         with pytest.raises(Unavailable):
             sessions.open(_key("d"), _sends())
+        other = SessionKey(TenantId("other"), "e")
+        assert await _read(sessions.open(other, _sends(b"e"))) == b"e", "another's streams are no matter"
         for session in running:
             session.cancel()
         assert await asyncio.gather(*map(_read, running), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Responses kept for ``previous_response_id``: a table in an SQLite file, with the newest so many of them."""
+"""Responses kept for ``previous_response_id``: a table in an SQLite file, with the newest so many of each API key."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS responses (
     reply BLOB NOT NULL, items BLOB NOT NULL
 )
 """
+_INDEX = "CREATE INDEX IF NOT EXISTS by_tenant ON responses (tenant, number)"
 _BUSY_S = 5.0
 """How long to wait for another process that writes."""
 
@@ -53,16 +54,18 @@ class ResponseStore:
             with self._connected() as db:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute(_TABLE)
+                db.execute(_INDEX)
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             raise LoadError(f"cannot keep responses in {self.path}: {reason}") from None
 
     def put(self, tenant: TenantId, stored: Stored) -> None:
-        """Keep a response under its id; the oldest beyond ``n_max`` go."""
+        """Keep a response under its id; the tenant's oldest beyond ``n_max`` go, and nobody else's."""
         row = (stored.reply["id"], tenant, orjson.dumps(stored.reply), orjson.dumps(stored.items))
         with self._using("written") as db:
-            number = db.execute("INSERT INTO responses (id, tenant, reply, items) VALUES (?, ?, ?, ?)", row).lastrowid
-            db.execute("DELETE FROM responses WHERE number <= ?", ((number or 0) - self.n_max,))
+            db.execute("INSERT INTO responses (id, tenant, reply, items) VALUES (?, ?, ?, ?)", row)
+            oldest = "SELECT number FROM responses WHERE tenant = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2"
+            db.execute(f"DELETE FROM responses WHERE tenant = ?1 AND number <= ({oldest})", (tenant, self.n_max))
 
     def get(self, tenant: TenantId, response_id: str) -> Stored | None:
         """None if there is none of this tenant."""

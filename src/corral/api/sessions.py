@@ -116,8 +116,8 @@ class Session:
 class Sessions:
     """All sessions, one for each key: a new one stops the one before. Belongs to one event loop.
 
-    A session is forgotten ``keep_s`` after its end, or earlier where there are ``n_max``; one that failed before it
-    could stream at once.
+    A session is forgotten ``keep_s`` after its end, or earlier where its tenant has ``n_max``; one that failed before
+    it could stream at once.
     """
 
     def __init__(self, n_max: int = 64, n_kept_bytes: int = 4 * 1024 * 1024, keep_s: float = 300.0) -> None:
@@ -127,9 +127,9 @@ class Sessions:
         self._keep_s = keep_s
 
     def open(self, key: SessionKey, run: Run) -> Session:
-        """Raises Unavailable if ``n_max`` sessions are running."""
+        """Raises Unavailable if ``n_max`` sessions of the tenant are running."""
         self.drop(key)
-        self._make_room()
+        self._make_room(key.tenant)
         session = Session(run, self._n_kept_bytes, lambda ended: self._on_end(key, ended))
         self._by_key[key] = session
         return session
@@ -152,12 +152,13 @@ class Sessions:
                     by_name[name].append((key, session))
         return [found for name in dict.fromkeys(conversations) for found in by_name.get(name, ())]
 
-    def _make_room(self) -> None:
-        if len(self._by_key) < self._n_max:
+    def _make_room(self, tenant: TenantId) -> None:
+        own = [key for key in self._by_key if key.tenant == tenant]
+        if len(own) < self._n_max:
             return
-        ended = next((key for key, session in self._by_key.items() if session.is_done), None)
+        ended = next((key for key in own if self._by_key[key].is_done), None)
         if ended is None:
-            raise Unavailable(f"{self._n_max} streams that can be resumed are running", retry_after_s=5)
+            raise Unavailable(f"{self._n_max} streams of yours that can be resumed are running", retry_after_s=5)
         self.drop(ended)
 
     def _on_end(self, key: SessionKey, session: Session) -> None:

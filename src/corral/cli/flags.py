@@ -169,7 +169,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _own("--cache-show-text", k.SWITCH, False, "GET /cache shows texts of users, of all keys"),
         _own("--pin-file", k.PINS, (), "prompts to keep from the start: bodies of POST /cache/pin, one a line"),
         _own("--responses-store", k.PATH, None, "SQLite file of responses: enables previous_response_id"),
-        _own("--responses-store-max", k.integer(1), 1000, "responses that it keeps; the oldest go first"),
+        _own("--responses-store-max", k.integer(1), 1000, "responses of an API key that it keeps; the oldest go first"),
         _flag("--props", k.SWITCH, False, "POST /props", "ENDPOINT_PROPS"),
         _flag("--cors-origins", k.TEXT, "*", "allowed origins; localhost: any local one", "CORS_ORIGINS"),
         _flag("--cors-methods", k.TEXT, "GET, POST, DELETE, OPTIONS", "allowed methods", "CORS_METHODS"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from corral.config import AdapterConfig, ApiKey
 from corral.errors import LoadError
-from corral.tasks import MAX_PRIORITY, SAMPLERS
+from corral.tasks import MAX_PRIORITY, SAMPLERS, sampler_called
 
 TRUE_WORDS = frozenset({"1", "true", "on", "enabled", "yes"})
 FALSE_WORDS = frozenset({"0", "false", "off", "disabled", "no"})
@@ -200,16 +200,15 @@ def _bias(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
-_SAMPLER_ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "top_nsigma": "top_n_sigma", "temp": "temperature"}
-
-
 def _sampler_names(text: str) -> tuple[str, ...]:
-    names = (part.strip().lower().replace("-", "_") for part in text.split(";") if part.strip())
-    known = tuple(_SAMPLER_ALIASES.get(name, name) for name in names)
-    for name in known:
-        if name not in SAMPLERS.values():
-            raise ValueError(f"no sampler is called {name!r}")
-    return known
+    return tuple(_sampler(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _sampler(name: str) -> str:
+    found = sampler_called(name)
+    if found is None:
+        raise ValueError(f"no sampler is called {name!r}; there are {', '.join(SAMPLERS.values())}")
+    return found
 
 
 def _sampler_letters(text: str) -> tuple[str, ...]:

@@ -38,9 +38,13 @@ class Vocabulary:
         if self._bytes(tokens) == data:
             return tokens
         tokens = self._tokenizer.tokenize("\n" + text, add_special=False, parse_special=False)
-        while tokens and self._bytes(tokens) != data:
-            tokens = tokens[1:]
-        return tokens or self.cover(data)
+        n_more = sum(len(self.tokens[token]) for token in tokens) - len(data)
+        n_first = 0
+        while n_more > 0 and n_first < len(tokens):
+            n_more -= len(self.tokens[tokens[n_first]])
+            n_first += 1
+        tokens = tokens[n_first:]
+        return tokens if tokens and self._bytes(tokens) == data else self.cover(data)
 
     def _bytes(self, tokens: Sequence[Token]) -> bytes:
         return b"".join(self.tokens[token] for token in tokens)

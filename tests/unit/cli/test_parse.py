@@ -11,6 +11,7 @@ from corral.cli.kinds import SWITCH
 from corral.cli.parse import Parsed, UsageError, parse
 from corral.config import ApiKey
 from corral.errors import LoadError
+from corral.tasks import SAMPLERS
 
 
 def values(*words: str, **environ: str) -> Parsed:
@@ -143,7 +144,10 @@ def test_flags_without_effect_are_noted() -> None:
         (("--temp", "nan"), "--temp: 'nan' is not a finite number"),
         (("-fa", "maybe"), "-fa: 'maybe' is not one of on, off, auto"),
         (("-l", "5*2"), "-l: '5*2' is not TOKEN_ID+BIAS or TOKEN_ID-BIAS"),
-        (("--samplers", "top_k;magic"), "--samplers: no sampler is called 'magic'"),
+        (
+            ("--samplers", "top_k;magic"),
+            f"--samplers: no sampler is called 'magic'; there are {', '.join(SAMPLERS.values())}",
+        ),
         (("--sampler-seq", "kz"), "--sampler-seq: no sampler has the letter 'z'"),
         (("--chat-template-kwargs", "[1]"), "--chat-template-kwargs: not a JSON object"),
         (("--metrics=1",), "--metrics takes no value"),
@@ -175,6 +179,7 @@ def test_a_key_file_without_keys_does_not_open_the_server(tmp_path: Path) -> Non
 
 def test_samplers_by_name_and_by_letter() -> None:
     assert values("--samplers", "top-k;temp")["samplers"] == ("top_k", "temperature")
+    assert values("--samplers", "nucleus;typical_p;TopNSigma")["samplers"] == ("top_p", "typ_p", "top_n_sigma")
     assert values("--sampler-seq", "kt")["sampler_seq"] == ("top_k", "temperature")
 
 

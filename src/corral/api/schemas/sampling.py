@@ -13,16 +13,13 @@ from corral.errors import InvalidRequest
 from corral.events import Ranked
 from corral.ids import Token
 from corral.ports import Tokenizer
-from corral.tasks import SAMPLERS, Sampling
+from corral.tasks import SAMPLERS, Sampling, sampler_called
 
 MAX_SAMPLERS = 64
 MAX_BREAKERS = 16
 """Each of DRY's breakers is looked for in the whole vocabulary."""
 
 log = logging.getLogger("corral.api")
-
-_SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typicalp": "typ_p"}
-_SAMPLER_NAMES = {name.replace("_", ""): name for name in SAMPLERS.values()} | _SAMPLER_ALIASES
 
 RANDOM_SEED = 2**32 - 1
 
@@ -118,17 +115,11 @@ def _samplers(fields: Fields, default: Sampling) -> tuple[str, ...]:
         return default.samplers
     is_text = isinstance(value, str)
     names = fields.text("samplers", most=MAX_STRINGS) if is_text else fields.strings("samplers") or ()
-    known = SAMPLERS if is_text else _SAMPLER_NAMES
-    found = [(name, known.get(name if is_text else _plain(name))) for name in names]
+    found = [(name, SAMPLERS.get(name) if is_text else sampler_called(name)) for name in names]
     _tell_unknown([name for name, sampler in found if sampler is None])
     samplers = tuple(sampler for _, sampler in found if sampler is not None)
     check_size("samplers", len(samplers), MAX_SAMPLERS, "samplers")
     return samplers
-
-
-def _plain(name: str) -> str:
-    """``top-k``, ``topk`` and ``top_k`` are the same."""
-    return name.lower().replace("-", "").replace("_", "")
 
 
 def _tell_unknown(names: list[str]) -> None:
