@@ -127,8 +127,8 @@ class Chunk:
     """Text that is final: whole characters, nothing that could still become a stop string. Never empty text.
 
     ``tokens`` are those whose text it completes (several when some were held back), ``probs`` theirs if asked for.
-    ``n_decoded`` counts generated tokens up to the last of them. ``timings`` if the task asks for them, and when it is
-    clear that this chunk is the last.
+    ``n_decoded`` counts generated tokens up to the last of them. ``timings`` if the task asks for them, and of a chunk
+    that a stop string ends.
     """
 
     task_id: TaskId

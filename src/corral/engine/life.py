@@ -225,7 +225,7 @@ class Life:
         is_whole = is_last and self._books.samplers[work.task.id].is_complete
         reason = self._reason(work, picked.token, is_whole, now_ms)
         if piece:
-            self._chunk(work, piece, is_last=reason is not None)
+            self._chunk(work, piece)
         if reason is not None:
             self._finish(slot, reason, now_ms)
 
@@ -250,9 +250,10 @@ class Life:
         data = self._tokenizer.piece(picked.token, special=task.special or picked.token in task.preserved_tokens)
         return work.text.push(picked.token, data, probs, is_thought=picked.is_thought)
 
-    def _chunk(self, work: Generation, piece: Piece, is_last: bool) -> None:
+    def _chunk(self, work: Generation, piece: Piece) -> None:
         task = work.task
-        timings = work.timings() if task.timings_per_token or is_last else None
+        is_told = task.timings_per_token or work.text.stopped is not None
+        timings = work.timings() if is_told else None
         self.events.append(Chunk(task.id, piece.text, piece.tokens, work.n_decoded, timings, piece.probs))
 
     def _reason(self, work: Generation, token: Token, is_whole: bool, now_ms: float) -> StopReason | None:
@@ -289,7 +290,7 @@ class Life:
         if work.text.stopped is not None:
             reason = StopReason.WORD
         if rest:
-            self._chunk(work, rest, is_last=True)
+            self._chunk(work, rest)
         self.events.append(self._finished(slot, reason))
         self._books.metrics.finished(work.timings(), now_ms - work.queued_ms)
         self._leave(slot)

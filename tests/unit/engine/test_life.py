@@ -106,16 +106,13 @@ def test_the_limit_and_the_context_end_an_answer(unified: bool) -> None:
     assert (full.reason, full.truncated, len(full.tokens)) == (StopReason.LIMIT, True, 5)
 
 
-def test_the_last_chunk_carries_the_timings() -> None:
-    player = Player(Setup(n_slots=1, n_ctx=200))
-    player.submit(Submit(n_prompt=10, n_predict=5))
-    told: list[Event] = []
-    while player.engine.has_work:
-        told += player.step()
-    *before, last = [e for e in told if isinstance(e, Chunk)]
-    assert not any(chunk.timings for chunk in before)
-    assert last.timings is not None
-    assert last.timings.n_predicted == 5
+@pytest.mark.parametrize(("stop", "timed"), [((), [False, False, False]), (("abX", "bc"), [True])])
+def test_only_a_chunk_that_a_stop_string_ends_carries_the_timings(stop: tuple[str, ...], timed: list[bool]) -> None:
+    player = Player(Setup(n_slots=1, n_ctx=100))
+    sampling, limits = Sampling(grammar='root ::= "abc"'), Limits(n_predict=3, stop=stop)
+    player.engine.submit((Task(TaskId(1), (97, 98), sampling=sampling, limits=limits),))
+    told = [e for _ in range(20) for e in player.engine.step() if isinstance(e, Chunk)]
+    assert [chunk.timings is not None for chunk in told] == timed
 
 
 @MEMORIES

@@ -46,7 +46,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def progress_json(p: Progress) -> Json:
-    return {"total": p.n_total, "cache": p.n_cached, "processed": p.n_processed, "time_ms": p.time_ms}
+    return {"total": p.n_total, "cache": p.n_cached, "processed": p.n_processed, "time_ms": int(p.time_ms)}
 
 
 def usage_json(job: Job, results: Sequence[Finished]) -> Json:
