@@ -277,6 +277,10 @@ def test_verbose_adds_the_native_reply(http: httpx.Client) -> None:
         reply = http.post(path, json={**BODY, "stream": False, "verbose": True}).json()
         assert reply["__verbose"]["content"] == "hi"
         assert reply["__verbose"]["prompt"].startswith("<bos>")
+        data = events(http.post(path, json={**BODY, "verbose": True}))
+        (last,) = [event for event in data if "__verbose" in event]
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert last["__verbose"]["content"] == "hi"
 
 
 def test_what_a_task_carries(http: httpx.Client, engine: CannedEngine) -> None:

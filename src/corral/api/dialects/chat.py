@@ -83,9 +83,7 @@ class ChatDialect(ServerSentEvents):
             "usage": usage_json(self._job, results),
             "id": self._job.id,
         }
-        if self._job.params.verbose:
-            reply["__verbose"] = NativeDialect(self._job).final(results[0])
-        return {**reply, **self._timings()}
+        return {**reply, **self._verbose(results[0]), **self._timings()}
 
     def _event(self, event: Event) -> bytes:
         if type(event) is Chunk:
@@ -132,7 +130,7 @@ class ChatDialect(ServerSentEvents):
         self._results.append(result)
         task_id = result.task_id
         is_last = len(self._results) == len(self._indices) and not self._job.params.include_usage
-        extra: Json = {"timings": timings_json(result.timings)} if is_last else {}
+        extra = {**self._verbose(result), **({"timings": timings_json(result.timings)} if is_last else {})}
         rest = b"".join([self._read_delta(task_id, delta) for delta in self._last_deltas(result)])
         logprobs = self._logprobs(self._untold.get(task_id, []))
         end = self._delta(task_id, {}, extra, logprobs, reason=_finish_reason(result, self._readers.get(task_id)))
@@ -187,6 +185,9 @@ class ChatDialect(ServerSentEvents):
         if self._rendered.legacy:
             reply = replace(reply, reasoning=_read_whole(self._rendered.reader(streams=False), result).reasoning)
         return reply, reader
+
+    def _verbose(self, result: Finished) -> Json:
+        return {"__verbose": NativeDialect(self._job).final(result)} if self._job.params.verbose else {}
 
     def _timings(self) -> Json:
         return {"timings": timings_json(self._results[0].timings)}

@@ -76,9 +76,7 @@ class CompletionsDialect(ServerSentEvents):
         self._results = results
         choices = [self._final_choice(result) for result in results]
         reply: Json = {"choices": choices, **self._tail, "usage": usage_json(self._job, results), **self._id}
-        if self._job.params.verbose:
-            reply["__verbose"] = NativeDialect(self._job).final(results[0])
-        return {**reply, **self._timings()}
+        return {**reply, **self._verbose(results[0]), **self._timings()}
 
     def _event(self, event: Event) -> bytes:
         if type(event) is Chunk:
@@ -130,7 +128,7 @@ class CompletionsDialect(ServerSentEvents):
         rest = shown_probs(result, self._job.tokenizer)[self._n_told.get(result.task_id, 0) :]
         logprobs = self._told(result.task_id, rest)
         choice = self._choice(self._indices[result.task_id], "", logprobs, FINISH_REASONS[result.reason])
-        body: Json = {"choices": [choice], **self._tail, **self._id}
+        body: Json = {"choices": [choice], **self._tail, **self._id, **self._verbose(result)}
         is_last = len(self._results) == len(self._indices)
         if is_last and not self._job.params.include_usage:
             body["usage"] = usage_json(self._job, self._results)
@@ -148,6 +146,9 @@ class CompletionsDialect(ServerSentEvents):
 
     def _choice(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+
+    def _verbose(self, result: Finished) -> Json:
+        return {"__verbose": NativeDialect(self._job).final(result)} if self._job.params.verbose else {}
 
     def _timings(self) -> Json:
         return {"timings": timings_json(self._results[0].timings)}
