@@ -6,7 +6,7 @@ writer of the books.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from corral.config import MIB, EngineConfig
 from corral.engine import audit
@@ -113,11 +113,22 @@ class Engine:
         books, limit = self.books, self.books.config.max_queue
         n_idle = sum(s.is_idle for s in books.slots)
         n_queued = sum(len(w.group) for w in books.waiting) + len(group)
-        if n_queued - n_idle > limit:
+        if n_queued - n_idle > limit and not self._within_share(group, len, limit):
             raise self._full(f"{limit} tasks wait (--max-queue)", n_queued)
         held_bytes = sum(w.held_bytes for w in books.waiting)
-        if held_bytes and held_bytes + _held_bytes(group) > MAX_HELD_BYTES:
+        is_over = held_bytes and held_bytes + _held_bytes(group) > MAX_HELD_BYTES
+        if is_over and not self._within_share(group, _held_bytes, MAX_HELD_BYTES):
             raise self._full(f"grammars and the like of tasks that wait take {held_bytes >> 20} MiB", n_queued)
+
+    def _within_share(self, group: TaskGroup, measure: Callable[[TaskGroup], int], limit: int) -> bool:
+        """Whether the group's tenant has, with it, no more than an even share among those that wait.
+
+        So none is kept out by what others sent. With k tenants at most 1 + 1/2 + ... + 1/k times the limit wait.
+        """
+        tenant = group[0].tenant
+        tenants = {tenant, *(w.group[0].tenant for w in self.books.waiting)}
+        own = sum(measure(w.group) for w in self.books.waiting if w.group[0].tenant == tenant)
+        return own + measure(group) <= limit // len(tenants)
 
     def _full(self, why: str, n_queued: int) -> Unavailable:
         books, e2e = self.books, self.books.metrics.e2e.publish()

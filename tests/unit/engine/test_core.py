@@ -11,7 +11,7 @@ from corral.engine import core as core_module
 from corral.engine.core import Engine
 from corral.errors import CorralError, ExceedContext, InvalidRequest, ServerError, Unavailable
 from corral.events import Event, Failed, Finished, StopReason
-from corral.ids import CacheKey, RowId, SlotId, TaskId, Token
+from corral.ids import CacheKey, RowId, SlotId, TaskId, TenantId, Token
 from corral.sim.clock import VirtualClock
 from corral.sim.context import SimContext
 from corral.sim.model import SimModel, SimSpec
@@ -115,6 +115,32 @@ def test_s7_tasks_beyond_the_queue_are_refused_and_told_when_to_come_again() -> 
     assert core.snapshot.counters.n_refused == 1
     core.submit((task(7),))
     assert isinstance(ends(core)[TaskId(7)], Finished)
+
+
+def test_a_tenant_that_fills_the_queue_keeps_nobody_else_out() -> None:
+    core = engine(n_slots=1, max_queue=4)
+    for i in range(1, 6):
+        core.submit((task(i),))
+    other = TenantId("other")
+    for i in (6, 7):
+        core.submit((replace(task(i), tenant=other),))
+    error = refusal(core, replace(task(8), tenant=other))
+    assert isinstance(error, Unavailable), "more than its half"
+    assert isinstance(refusal(core, task(9)), Unavailable)
+    found = ends(core)
+    assert [found[TaskId(i)].__class__ for i in range(1, 8)] == [Finished] * 7
+
+
+def test_a_tenant_whose_grammars_fill_memory_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "MAX_HELD_BYTES", 250)
+    monkeypatch.setattr(Sampling, "held_bytes", 100)
+    core, other = engine(n_slots=1), TenantId("other")
+    for i in (1, 2):
+        core.submit((task(i),))
+    core.submit((replace(task(3), tenant=other),))
+    assert isinstance(refusal(core, replace(task(4), tenant=other)), Unavailable)
+    found = ends(core)
+    assert [found[TaskId(i)].__class__ for i in (1, 2, 3)] == [Finished] * 3
 
 
 def test_a_queue_of_0_still_serves_the_slots() -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from corral.api.errors import JSON
 from corral.api.reply import unless_gone
 from corral.api.schemas.fields import Fields, parse_object, quoted
-from corral.api.service import service_of
+from corral.api.service import service_of, tenant_of
 from corral.errors import InvalidRequest, TooLarge
 
 T = TypeVar("T")
@@ -39,7 +39,8 @@ async def read_bytes(request: Request, read: Callable[[bytes], T]) -> T:
     raw = await _raw_body(request)
     if len(raw) <= INLINE_BYTES and service_of(request).reads_inline and not SLOW.search(raw):
         return read(raw)
-    return await while_there(request, service_of(request).lanes.work(len(raw), lambda: read(raw)))
+    work = service_of(request).lanes.work(len(raw), lambda: read(raw), tenant_of(request).id)
+    return await while_there(request, work)
 
 
 async def while_there(request: Request, work: Coroutine[object, object, T]) -> T:
