@@ -14,12 +14,16 @@ Part = Literal["content", "reasoning_content"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages before the reply. ``continued``: the message that the reply goes on with, at ``part``."""
+    """Messages before the reply. ``continued``: the message that the reply goes on with, at ``part``.
+
+    ``is_named``: the request names the part, so that it is no use without it.
+    """
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     continued: Message | None = None
     part: Part = "content"
+    is_named: bool = True
 
     @property
     def prefix(self) -> str:
@@ -42,7 +46,8 @@ def read_conversation(
         raise InvalidRequest("Cannot have 2 or more assistant messages at the end of the list.")
     if last.get("tool_calls"):
         raise InvalidRequest("A message with tool_calls cannot be continued.")
-    return Conversation(tuple(messages[:-1]), True, last, _part(last, continue_final))
+    part = _part(last, continue_final)
+    return Conversation(tuple(messages[:-1]), True, last, part, is_named=isinstance(continue_final, str))
 
 
 def _part(last: Message, asked: bool | Part) -> Part:

@@ -267,6 +267,8 @@ def _go_on(text: str, format: Format, conversation: Conversation, last: Message)
     start, end = _think_marks(text, format) if thinking else ("", "")
     thoughts = str(last.get("reasoning_content", "")) if thinking else ""
     if conversation.continued is not None and conversation.part == "reasoning_content":
+        if thinking is None and not conversation.is_named:
+            return text, False  # nor are such thoughts shown anywhere else
         if thinking is None:
             raise InvalidRequest("Field 'continue_final_message': this model's template has no reasoning_content")
         text, is_open = text + ("" if is_open else start) + thoughts, True

@@ -8,7 +8,7 @@ import pytest
 from tests.api.canned import INFO, ByteTokenizer
 
 from corral.chat.adapt import Message
-from corral.chat.conversation import Conversation
+from corral.chat.conversation import Conversation, read_conversation
 from corral.chat.held import held
 from corral.chat.jobs import ChatModel, ChatRequest
 from corral.chat.template import ChatTemplate
@@ -164,6 +164,12 @@ def test_no_thoughts_can_be_continued_where_there_are_none() -> None:
     thought: Message = {"role": "assistant", "content": "", "reasoning_content": "Hm"}
     with pytest.raises(InvalidRequest, match="no reasoning_content"):
         model().render(ChatRequest(talk(ASK, continued=thought, part="reasoning_content")))
+
+
+def test_thoughts_that_nobody_asked_to_continue_are_left_out_where_the_model_has_none() -> None:
+    thought: Message = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    conversation = read_conversation((ASK, thought), prefill=True, continue_final=False, add_generation_prompt=True)
+    assert model().render(ChatRequest(conversation)).text == model().render(ChatRequest(talk(ASK))).text
 
 
 def test_a_second_template_for_tools() -> None:
