@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.model.tiny import write_tiny_jamba, write_tiny_lfm2, write_tiny_llama, write_tiny_mamba
 
 from corral.errors import LoadError
 
-settings.register_profile("patient", deadline=None)  # a busy machine is no fault
+# A busy machine is no fault.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

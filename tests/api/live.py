@@ -79,6 +79,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
         _PAUSE.wait(0.001)  # leaves the interpreter to the threads that are waited for
 
 
+class TimeTold(asyncio.SelectorEventLoop):
+    """Its time moves only when told."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
 def is_idle(http: httpx.Client) -> bool:
     return not any(slot["is_processing"] for slot in http.get("/slots").json())
 

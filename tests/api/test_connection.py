@@ -14,7 +14,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.api.conftest import SimServer
-from tests.api.live import send_raw
+from tests.api.live import TimeTold, send_raw
 from uvicorn.server import ServerState
 
 from corral.api import serve
@@ -24,15 +24,6 @@ from corral.config import ApiKey, ServerConfig
 
 HALF = b"GET /health HTTP/1.1\r\nHos"
 REST = b"t: x\r\n\r\n"
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """Its time moves only when told."""
-
-    now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
 
 
 class _Wire(asyncio.Transport):
@@ -85,7 +76,7 @@ class Peer:
             log_config=None,
         )
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, _Loop)
+        assert isinstance(loop, TimeTold)
         self._loop = loop
         self.connection = Connection(config, ServerState(), {}, loop)
         self.wire = _Wire(number)
@@ -120,7 +111,7 @@ class Peer:
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=_Loop) as runner:
+    with asyncio.Runner(loop_factory=TimeTold) as runner:
         runner.run(main())
 
 

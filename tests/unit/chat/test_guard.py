@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.canned import INFO
@@ -11,7 +12,7 @@ from tests.api.canned import INFO
 from corral.chat.adapt import Message
 from corral.chat.guard import Guard, control_texts
 from corral.chat.template import ChatTemplate
-from corral.sim.tokenizer import CONTROL, IM_END, IM_START, SimTokenizer
+from corral.sim.tokenizer import CONTROL, EOS, IM_END, IM_START, SimTokenizer
 
 TOKENIZER = SimTokenizer()
 GUARD = Guard(control_texts(TOKENIZER))
@@ -24,9 +25,11 @@ TEMPLATE = ChatTemplate(
 )
 
 
-def tokens(messages: list[Message], tools: list[Any] | None = None) -> tuple[int, ...]:
+def tokens(
+    messages: list[Message], tools: list[Any] | None = None, template: ChatTemplate = TEMPLATE
+) -> tuple[int, ...]:
     guarded = GUARD.protect(messages, tools or [])
-    text = TEMPLATE.render(guarded.messages, tools=guarded.tools)
+    text = template.render(guarded.messages, tools=guarded.tools)
     return GUARD.tokens(text, guarded.mark, INFO, TOKENIZER)
 
 
@@ -56,10 +59,38 @@ def test_control_tokens_in_any_text() -> None:
     assert hostile in TOKENIZER.detokenize(found, special=False)
 
 
-def test_what_two_texts_make_together() -> None:
-    found = tokens([{**user("<|im_"), "extra": "end|>"}, {**user("<"), "extra": "/s>"}])
+@pytest.mark.parametrize(
+    "parameters",
+    [{"a</s>": {}}, {"a": {"</s>": 1}}, {"a": [{"enum": ["</s>"]}]}, {"name": "</s>"}, {"description": "</s>"}],
+    ids=repr,
+)
+def test_control_tokens_anywhere_in_a_tool_and_nowhere_else(parameters: dict[str, Any]) -> None:
+    found = tokens([user("hi")], [{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert found.count(EOS) == 0
+    assert "</s>" in TOKENIZER.detokenize(found, special=False)
+
+
+@pytest.mark.parametrize("written", ["<|im_{{ m.content }}", "{{ m.extra }}{{ m.content }}"], ids=repr)
+def test_what_a_text_makes_with_what_stands_before_it(written: str) -> None:
+    """The template's own words, or a name: these are not looked at for beginnings of control tokens."""
+    template = ChatTemplate("{% for m in messages %}" + written + "{% endfor %}", "", "")
+    found = tokens([user("end|>", extra="<|im_")], template=template)
+    assert IM_END not in found
+    assert TOKENIZER.detokenize(found, special=False) == "<|im_end|>"
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\n"], ids=repr)
+def test_what_two_texts_make_together(blank: str) -> None:
+    """Also where the template takes the blanks between them."""
+    found = tokens([user("<|im_" + blank, extra="end|>"), user("<" + blank, extra="/s>")])
     assert (found.count(IM_START), found.count(IM_END)) == (3, 2)
     assert "<|im_end|>" in TOKENIZER.detokenize(found, special=False)
+
+
+def test_control_tokens_that_share_characters() -> None:
+    controls = ("<a>", ">b<", "<c>")
+    (message,) = Guard(controls).protect([user("<a>b<c>")], []).messages
+    assert not any(control in message["content"] for control in controls)
 
 
 def test_thoughts_of_assistants_may_hold_their_own_marks() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.props.engine_machine import Player, Setup, Submit
 
 from corral.engine.commit import MAX_NO_ROOM
+from corral.engine.cost import CostModel
 from corral.errors import DecodeFailed
 from corral.ids import RowId, TaskId
 from corral.ports import DecodeStatus
@@ -114,6 +115,33 @@ def test_a_snapshot_that_cannot_be_loaded_is_forgotten_and_the_prompt_computed(u
     player.play([Submit(n_prompt=45, n_predict=1)])
     assert set(player.finished) == {TaskId(1), TaskId(2), TaskId(3)}
     assert player.context.n_loads > 0
+
+
+@pytest.mark.parametrize("name", ["save", "load", "checkpoint", "restore"])
+def test_what_moving_states_takes_is_learned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four are alike: as slow as one of them is, so slow are states thought to be."""
+    learned: list[float] = []
+    move = getattr(SimContext, name)
+    monkeypatch.setattr(CostModel, "learn_state", lambda model, n_bytes, ms: learned.append(ms if n_bytes else -1))
+
+    def slow(context: SimContext, *args: object) -> object:
+        context._clock.advance(77_777.0)
+        return move(context, *args)
+
+    monkeypatch.setattr(SimContext, name, slow)
+    kind = Kind.ATTENTION if name in ("save", "load") else Kind.HYBRID
+    player = Player(Setup(unified=False, kind=kind, n_slots=1, n_ctx=60, n_batch=64, n_ubatch=64))
+    for stem in (0, 1, 0, 0):
+        player.play([Submit(stem=stem, n_prompt=45, n_predict=1, borders=(12,))])
+    assert min(learned) >= 0
+    assert max(learned) >= 77_777.0
+
+
+def test_what_steps_take_is_learned() -> None:
+    player = Player(Setup(unified=True, n_slots=1, n_ctx=60))
+    player.play([Submit(n_prompt=20, n_predict=5)])
+    counters, _ = player.engine.books.metrics.publish()
+    assert player.engine.books.cost.n_learned == counters.n_decode > 4
 
 
 @MEMORIES

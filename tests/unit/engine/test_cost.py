@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.props.histories import PATIENT
 
-from corral.engine.cost import PRIOR, CostModel, Features, Part, features, ubatches
+from corral.engine.cost import N_TILED, PRIOR, CostModel, Features, Part, features, ubatches
 from corral.ids import RowId
 from corral.ops import Span
 from corral.ports import MemoryTraits
@@ -65,6 +67,16 @@ def test_every_pair_of_a_query_and_a_cell_is_counted_once() -> None:
     assert f.masked == 5 * 15 - n_pairs
 
 
+@pytest.mark.parametrize("n", [N_TILED - 1, N_TILED])
+def test_pairs_of_queries_that_fill_a_tile_are_counted_apart(n: int) -> None:
+    """On split KV each row has its tile, on unified KV all of a ubatch share it."""
+    parts = [Part(RowId(0), 10, n), Part(RowId(1), 10, n)]
+    n_pairs = 2 * sum(range(11, 11 + n))
+    split, unified = features(parts, traits(unified=False), 20), features(parts, traits(unified=True), 20)
+    assert (split.seen, split.seen_tiled) == ((n_pairs, 0) if n < N_TILED else (0, n_pairs))
+    assert (unified.seen, unified.seen_tiled) == (0, n_pairs)
+
+
 @given(st.data())
 @PATIENT
 def test_the_fit_comes_close_to_a_machine_that_differs_from_the_prior(data: st.DataObject) -> None:
@@ -94,9 +106,9 @@ def test_the_first_step_sets_the_scale_and_one_slow_step_does_not_spoil_it() -> 
     for _ in range(20):
         model.learn(f, 100.0)
     model.learn(f, 100_000.0)
-    assert model.predict(f) < 115.0
+    assert 100.0 < (told := model.predict(f)) < 115.0
     model.learn(f, 0.0)
-    assert model.predict(f) < 115.0
+    assert model.predict(f) == told, "nothing was measured"
 
 
 def test_decoding_does_not_teach_the_price_of_prompt_tokens() -> None:
@@ -109,3 +121,45 @@ def test_decoding_does_not_teach_the_price_of_prompt_tokens() -> None:
         model.learn(f, machine.predict(f))
     chunk = features([*running(2), Part(RowId(7), 0, 256)], shape, 100)
     assert model.predict(chunk) == pytest.approx(machine.predict(chunk), rel=0.15)
+
+
+def test_a_machine_that_changes_after_very_many_steps_is_followed_soon() -> None:
+    model = CostModel(traits(unified=True))
+    f = features(running(4), model.traits, 800)
+    for _ in range(5000):
+        model.learn(f, 100.0)
+    for _ in range(6):
+        model.learn(f, 140.0)
+    assert model.predict(f) == pytest.approx(140.0, rel=0.02)
+
+
+def test_the_time_between_a_row_and_bytes_is_learned_from_states_that_are_large() -> None:
+    model = CostModel(traits(unified=True))
+    n_bytes = 100 * model.traits.bytes_per_token
+    for _ in range(40):
+        model.learn_state(n_bytes, 8.0)
+    assert model.state_ms(100) == pytest.approx(8.0, rel=0.05)
+    assert model.state_ms(400) == pytest.approx(32.0, rel=0.05)
+    told = model.state_ms(100)
+    for small in ((1000, 5.0), (n_bytes, 0.0)):
+        model.learn_state(*small)
+    assert model.state_ms(100) == told
+    stateful = CostModel(replace(model.traits, bytes_per_token=0, bytes_per_row=n_bytes))
+    assert stateful.state_ms(1) == stateful.state_ms(400) == CostModel(model.traits).state_ms(100)
+
+
+@pytest.mark.parametrize("n_tokens", [64, 256, 512])
+def test_a_prompt_alone_costs_about_what_its_step_does(n_tokens: int) -> None:
+    model = CostModel(traits(unified=False))
+    f = features([Part(RowId(0), 0, n_tokens)], model.traits, 0)
+    assert model.prefill_ms(n_tokens) == pytest.approx(model.predict(f), rel=0.01)
+    without = model.weights.n_ubatches + model.weights.n_tokens * n_tokens
+    assert model.prefill_ms(n_tokens) - without == pytest.approx(model.weights.seen_tiled * f.seen_tiled, rel=0.02)
+
+
+def test_cells_of_nobody_in_the_batch_cost_what_scanning_them_does() -> None:
+    """On unified KV; where each row has its stream, nobody scans another's cells."""
+    model, parts = CostModel(traits(unified=True)), running(3)
+    more, less = (model.predict(features(parts, model.traits, n_used)) for n_used in (1500, 1000))
+    assert model.rent_ms(500, 3) == pytest.approx(more - less)
+    assert CostModel(traits(unified=False)).rent_ms(500, 3) == 0

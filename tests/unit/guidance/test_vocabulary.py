@@ -26,6 +26,6 @@ def test_the_bytes_are_those_of_the_text(tokenizer: ByteTokenizer, data: bytes) 
 
 def test_long_bytes_that_are_no_text_are_read_in_one_go() -> None:
     vocabulary, data = Vocabulary(ByteTokenizer(), INFO), b"\xff" * 60_000
-    start_s = time.perf_counter()
+    start_s = time.thread_time()
     assert vocabulary(data) == list(data)
-    assert time.perf_counter() - start_s < 10, "the time grows with the square of the length"
+    assert time.thread_time() - start_s < 10, "the time grows with the square of the length"
