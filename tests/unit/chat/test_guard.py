@@ -93,6 +93,12 @@ def test_control_tokens_that_share_characters() -> None:
     assert not any(control in message["content"] for control in controls)
 
 
+def test_a_text_is_told_apart_from_the_control_tokens_in_it() -> None:
+    parts = GUARD.pieces("a <b><s></s>c<|im_end|>")
+    assert parts == [("a <b>", False), ("<s>", True), ("</s>", True), ("c", False), ("<|im_end|>", True)]
+    assert GUARD.pieces("") == []
+
+
 def test_thoughts_of_assistants_may_hold_their_own_marks() -> None:
     guard = Guard(["<s>", "<think>"], ["<think>"])
     said: Message = {"role": "assistant", "content": "<think>x"}

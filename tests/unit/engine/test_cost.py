@@ -90,7 +90,7 @@ def test_the_fit_comes_close_to_a_machine_that_differs_from_the_prior(data: st.D
         for pos in (10, 200, 900)
         for chunk in (0, 8, 32, 64, 256)
     ]
-    for _ in range(60):
+    for _ in range(10):
         for f in steps:
             model.learn(f, oracle.predict(f))
     assert all(w > 0 for w in model.weights)
