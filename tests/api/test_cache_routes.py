@@ -153,6 +153,14 @@ def test_n7_keys_see_and_unpin_their_own(serve_sim: SimServer) -> None:
     assert cached(http, TEXT) == 0
 
 
+def test_what_a_key_warms_or_pins_has_its_priority(serve_sim: SimServer) -> None:
+    http = serve_sim(ServerConfig(port=0, api_keys=(ApiKey("low", weight=0.5, priority=-7),)), n_slots=1)
+    http.headers["Authorization"] = "Bearer low"
+    for route in ("warm", "pin"):
+        assert http.post(f"/cache/{route}", json={"prompt": f"{route} {TEXT}"}).status_code == 200
+        assert http.get("/slots").json()[0]["priority"] == -7
+
+
 def test_erasing_a_slot_leaves_pins(serve_sim: SimServer, tmp_path: Path) -> None:
     http = serve_sim(ServerConfig(port=0, slot_save_path=tmp_path), n_slots=1)
     http.post("/cache/pin", json={"prompt": TEXT})

@@ -13,7 +13,7 @@ from corral.api.schemas.defaults import Defaults
 from corral.api.schemas.fields import Fields
 from corral.api.schemas.params import read_salt
 from corral.api.schemas.prompt import Prompt, check_fits, check_form, read_prompt, within
-from corral.api.service import Service
+from corral.api.service import NO_TENANT, Service, Tenant
 from corral.config import ServerConfig
 from corral.engine.pins import check_room, pin_name, pinned_prefix
 from corral.engine.thread import TaskStream
@@ -68,15 +68,17 @@ def _named(fields: Fields) -> str:
     return named[0]
 
 
-def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: TenantId) -> Task:
-    """A task that computes the prefix and generates nothing."""
+def prefix_task(service: Service, prefix: Prefix, key: CacheKey, tenant: Tenant) -> Task:
+    """A task that computes the prefix and generates nothing, in the tenant's share and at its priority."""
     return Task(
         service.runtime.engine.new_task_id(),
         prefix.tokens,
         sampling=Sampling(temperature=0.0),
         limits=Limits(n_predict=0),
         cache_key=key,
-        tenant=tenant,
+        tenant=tenant.id,
+        weight=tenant.weight,
+        priority=tenant.priority,
         adapters=service.adapters.chosen(prefix.lora),
     )
 
@@ -157,14 +159,14 @@ async def pin_all(service: Service) -> None:
             log.error("pin %d of --pin-file is not kept: %s", i, error)
 
 
-def _of_file(fields: Fields, service: Service) -> tuple[Prefix, CacheKey, TenantId]:
+def _of_file(fields: Fields, service: Service) -> tuple[Prefix, CacheKey, Tenant]:
     """With API keys that do not share their prefixes, ``api_key`` says whose it is."""
     prefix, key = read_prefix(fields, service), fields.text("api_key")
     if not _has_owners(service.server):
-        return prefix, CacheKey(f":{prefix.salt}" if prefix.salt else ""), TenantId("")
+        return prefix, CacheKey(f":{prefix.salt}" if prefix.salt else ""), NO_TENANT
     _check_owner(fields, service.server)
     tenant = TenantId(hashlib.sha256(key.encode()).hexdigest()[:16])
-    return prefix, CacheKey(f"{tenant}:{prefix.salt}"), tenant
+    return prefix, CacheKey(f"{tenant}:{prefix.salt}"), Tenant(tenant)
 
 
 def _has_owners(server: ServerConfig) -> bool:

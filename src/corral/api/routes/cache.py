@@ -108,4 +108,4 @@ async def _unpin(request: Request, name: str) -> Response:
 
 
 def _task(request: Request, prefix: Prefix) -> Task:
-    return prefix_task(service_of(request), prefix, cache_key(request, prefix.salt), tenant_of(request).id)
+    return prefix_task(service_of(request), prefix, cache_key(request, prefix.salt), tenant_of(request))
