@@ -239,6 +239,37 @@ def test_a_busy_slot_is_waited_for_and_streams_go_on(serve_sim: SimServer, tmp_p
         assert act(http, 0, "save", "busy").json()["n_saved"] >= 299
 
 
+def test_restores_that_wait_for_a_slot_hold_one_file_in_memory(
+    serve_sim: SimServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = serve_sim(server(tmp_path), n_slots=1, n_ctx=100_000)
+    complete(http, TEXT)
+    act(http, 0, "save", "x")
+    n_loaded, n_asked, load, inside = [0], [0], slot_file.load, slot_file.inside
+
+    def counted(*args: Any) -> Any:
+        n_loaded[0] += 1
+        return load(*args)
+
+    def asked(*args: Any) -> Any:
+        n_asked[0] += 1
+        return inside(*args)
+
+    monkeypatch.setattr(slot_file, "load", counted)
+    with send_raw(http, {"prompt": TEXT, "n_predict": -1, "ignore_eos": True}):
+        until(lambda: http.get("/slots").json()[0]["is_processing"], "the slot is busy")
+        monkeypatch.setattr(slot_file, "inside", asked)
+        waiting = [send_raw(http, {"filename": "x"}, "/slots/0?action=restore") for _ in range(5)]
+        until(lambda: n_asked[0] == 5 and n_loaded[0] > 0, "all are there")
+        assert http.get("/slots").json()[0]["is_processing"]
+        assert n_loaded == [1]
+        for gone in waiting[:3]:
+            gone.close()
+    for one in waiting[3:]:
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+        one.close()
+
+
 def test_keys_do_not_read_each_others_slots(serve_sim: SimServer, tmp_path: Path) -> None:
     http = serve_sim(server(tmp_path, api_keys=(ApiKey("ann"), ApiKey("bob"))), n_slots=1)
     assert act(http, 0, "save", "x").status_code == 401

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from starlette.requests import Request
 
-from corral.api.lanes import Lanes
+from corral.api.lanes import Lane, Lanes
 from corral.api.response_store import ResponseStore
 from corral.api.schemas.adapters import Scales
 from corral.api.schemas.defaults import Defaults
@@ -66,7 +67,10 @@ class DefaultAdapters:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A runtime that is ready, as the routes see it. ``model`` is the name that replies carry."""
+    """A runtime that is ready, as the routes see it. ``model`` is the name that replies carry.
+
+    ``restores``: of each slot, who may hold a slot file in memory until the slot is idle.
+    """
 
     runtime: Runtime
     server: ServerConfig
@@ -76,6 +80,7 @@ class Service:
     started_s: float
     adapters: DefaultAdapters
     lanes: Lanes = field(default_factory=Lanes)
+    restores: dict[int, Lane] = field(default_factory=lambda: defaultdict(lambda: Lane(1)))
     responses: ResponseStore | None = None
     unkept: Seldom = field(default_factory=Seldom)
     sessions: Sessions = field(default_factory=Sessions)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from corral.api.routes.body import json_response, read_body, while_there
 from corral.api.schemas.fields import Fields, quoted, whole_number
 from corral.api.schemas.params import read_salt
-from corral.api.service import Service, cache_key, service_of
+from corral.api.service import Service, cache_key, service_of, tenant_of
 from corral.engine import slot_file
 from corral.engine.slot_file import SlotFile
 from corral.errors import InvalidRequest, NotSupported
@@ -68,16 +68,27 @@ async def _save(request: Request, slot: int, folder: Path) -> Response:
 async def _restore(request: Request, slot: int, folder: Path) -> Response:
     start_s = time.monotonic()
     name, salt = await read_body(request, _read)
-    runtime = service_of(request).runtime
     path = await asyncio.to_thread(slot_file.inside, folder, name)
-    file, n_bytes = await asyncio.to_thread(slot_file.load, path, runtime.traits, runtime.origin)
-    head = runtime.traits.state_head
-    checkpoints = tuple(SavedCheckpoint(n, head + data) for n, data in file.checkpoints)
-    key = cache_key(request, salt)
-    done = await _act(request, TaskKind.SLOT_RESTORE, slot, key, file.tokens, head + file.state, checkpoints)
+    service = service_of(request)
+    lane = service.restores[slot % service.runtime.n_slots]
+    await while_there(request, lane.acquire(tenant_of(request).id))
+    try:
+        done, n_bytes = await _restore_from(request, slot, path, cache_key(request, salt))
+    finally:
+        lane.release()
     timings = {"restore_ms": _since_ms(start_s)}
     body = {"id_slot": slot, "filename": name, "n_restored": done.n_tokens, "n_read": n_bytes, "timings": timings}
     return json_response(body)
+
+
+async def _restore_from(request: Request, slot: int, path: Path, key: CacheKey) -> tuple[SlotDone, int]:
+    """What the file holds is in memory while a busy slot is waited for: one file of each slot, or there is no bound."""
+    runtime = service_of(request).runtime
+    file, n_bytes = await asyncio.to_thread(slot_file.load, path, runtime.traits, runtime.origin)
+    head = runtime.traits.state_head
+    checkpoints = tuple(SavedCheckpoint(n, head + data) for n, data in file.checkpoints)
+    data = head + file.state
+    return await _act(request, TaskKind.SLOT_RESTORE, slot, key, file.tokens, data, checkpoints), n_bytes
 
 
 def _read(fields: Fields) -> tuple[str, str]:
