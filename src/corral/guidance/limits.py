@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from corral.errors import InvalidRequest
 from corral.guidance.doubles import inexact, unreachable
+from corral.guidance.joined import check_joined, check_joined_lark
 from corral.tasks import ConstraintKind
 
 MAX_CHARS = 256_000
@@ -44,6 +45,8 @@ def check_schema(schema: object) -> None:
                 f"json_schema: {pointer}/multipleOf: {part['multipleOf']} is too large or has too many digits: the "
                 f"least common multiple of all, written without decimals, can be {MAX_MULTIPLE}"
             )
+    if isinstance(schema, dict):
+        check_joined(schema)
 
 
 def _check_numbers(pointer: str, part: dict[str, object]) -> None:
@@ -61,7 +64,8 @@ def _check_numbers(pointer: str, part: dict[str, object]) -> None:
 
 
 def check_lark(text: str) -> None:
-    """The same for the schemas in a lark grammar."""
+    """The same for the schemas in a lark grammar, and for what it joins."""
+    check_joined_lark(text)
     decoder = json.JSONDecoder()
     for match in _JSON.finditer(text):
         try:

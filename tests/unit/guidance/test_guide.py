@@ -13,6 +13,7 @@ import pytest
 
 from corral.errors import InvalidRequest
 from corral.guidance.guide import Guide
+from corral.guidance.limits import check_lark, check_schema
 from corral.guidance.matcher import GuidedMatcher
 from corral.sim.model import SimModel
 from corral.sim.tokenizer import EOS
@@ -176,6 +177,40 @@ def nested(n: int) -> Any:
     return schema
 
 
+def joined(n: int) -> Iterator[Any]:
+    """``n`` patterns for one text. Time and memory of llguidance double with each: 40 would end the process."""
+    parts = [{"type": "string", "pattern": f"k{i}"} for i in range(n)]
+    yield {"allOf": parts}
+    yield {"allOf": [an_object(a=part) for part in parts]}
+    yield {"allOf": [{"type": "array", "items": part} for part in parts]}
+    yield {"allOf": [{"anyOf": [part, {"type": "null"}]} for part in parts]}
+    yield {"allOf": [{"type": "object", "additionalProperties": part} for part in parts]}
+    yield {"anyOf": [{"type": "null"}, {"type": "array", "prefixItems": [{"allOf": parts}]}]}
+    chain = {f"n{i}": {**part, "$ref": f"#/$defs/n{i + 1}"} for i, part in enumerate(parts)}
+    yield {"$defs": {**chain, f"n{n}": {"type": "string"}}, "$ref": "#/$defs/n0"}
+
+
+def apart(n: int) -> Iterator[Any]:
+    """As many, no two of which hold for one text."""
+    parts = [{"type": "string", "pattern": f"^k{i}$"} for i in range(n)]
+    named = {f"a{i}": part for i, part in enumerate(parts)}
+    yield {"anyOf": parts}
+    yield {"type": "array", "prefixItems": parts}
+    yield an_object(**named)
+    yield {"allOf": [an_object(**named), {"type": "object", "properties": named}]}
+    yield {"$defs": named, "type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in named]}}
+    yield {"type": "object", "patternProperties": {f"^x{i}$": part for i, part in enumerate(parts)}}
+
+
+@pytest.mark.parametrize("schema", [*apart(12), *joined(4)], ids=range(13))
+def test_patterns_that_hold_for_few_texts_at_once_compile(schema: Any) -> None:
+    check_schema(schema)
+
+
+def test_an_ampersand_within_a_text_joins_nothing() -> None:
+    check_lark('start: A\nA: "&&&&&&&&&&" | /a\\/&&&&&&&&&&/ // &&&&&&&&&\n')
+
+
 def hostile() -> Iterator[tuple[ConstraintKind, str]]:
     yield ConstraintKind.REGEX, "(" * 60_000
     yield ConstraintKind.REGEX, "a" * 300_000
@@ -191,6 +226,10 @@ def hostile() -> Iterator[tuple[ConstraintKind, str]]:
     yield ConstraintKind.JSON_SCHEMA, "[" * 60_000
     yield ConstraintKind.JSON_SCHEMA, "{"
     yield ConstraintKind.JSON_SCHEMA, json.dumps({"properties": {f"p{i}": {} for i in range(5000)}})
+
+    for schema in joined(40):
+        yield ConstraintKind.JSON_SCHEMA, json.dumps(schema)
+    yield ConstraintKind.LARK, "start: A\nA: " + " & ".join(f"/.*k{i}.*/" for i in range(40))
 
 
 @pytest.mark.parametrize(("kind", "text"), list(hostile()), ids=range(len(list(hostile()))))
