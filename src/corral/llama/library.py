@@ -16,6 +16,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from corral.llama.amx import keep_amx_off
+from corral.llama.last_words import tell_when_it_ends
 
 logger = logging.getLogger("corral.llama")
 
@@ -89,6 +90,7 @@ def _start() -> LogRouter:
     callback = lib.llama_log_callback(router.write)
     router.callback = callback  # type: ignore[attr-defined]  # libllama keeps only the pointer
     lib.llama_log_set(callback, None)
+    router.at_end = tell_when_it_ends()  # type: ignore[attr-defined]  # the same
     lib.llama_backend_init()
     keep_amx_off()
     return router

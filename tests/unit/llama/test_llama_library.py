@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -75,6 +76,16 @@ def test_a_load_says_nothing_on_stderr(tiny_model):
     command = [sys.executable, "-c", LOAD_AND_COMPUTE, str(tiny_model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_on_which_libllama_gives_up_is_one_line_and_an_exit_code(tiny_model, tmp_path):
+    key, damaged = b"llama.block_count" + struct.pack("<I", 4), tmp_path / "damaged.gguf"
+    damaged.write_bytes(tiny_model.read_bytes().replace(key + struct.pack("<I", 2), key + struct.pack("<I", 0)))
+    command = [sys.executable, "-c", LOAD_AND_COMPUTE, str(damaged)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: libllama ended the process: llama-model.cpp:")
+    assert "that file is damaged" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_libllama_starts_once():
