@@ -8,8 +8,6 @@ from copy import deepcopy
 from dataclasses import fields
 from datetime import datetime
 
-from jinja2 import TemplateError
-
 from corral.chat.adapt import Capabilities, Message, adapt, typed, with_descriptions
 from corral.chat.builtin import BUILTIN, CHATML
 from corral.chat.jinja import changes_values, new_environment, variables_of
@@ -43,10 +41,11 @@ class ChatTemplate:
         try:
             environment = new_environment(self.source, now)
             self._template = environment.from_string(self.source)
-        except TemplateError as error:
+            variables = variables_of(environment, self.source)
+        except Exception as error:  # Jinja recurses with what is nested, and reckons with numbers of any size
             raise LoadError(f"the chat template does not compile: {error}") from error
         self._changes_values = changes_values(self.source)
-        self._takes_functions = {"functions", "tools"} & variables_of(environment, self.source) == {"functions"}
+        self._takes_functions = {"functions", "tools"} & variables == {"functions"}
         self._takes_text_arguments = True
         self._no_tools: list[object] | None = None
         self._wants_descriptions = False

@@ -63,6 +63,20 @@ def test_a_template_may_not_change_what_it_is_given() -> None:
     assert HELLO == [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
+        "{% if 1 %}" * 2000 + "{% endif %}" * 2000,
+        "{{ 1" + "+1" * 20_000 + "}}",
+    ],
+    ids=["brackets", "blocks", "sums"],
+)
+def test_a_template_that_is_nested_too_deep_does_not_load(source: str) -> None:
+    with pytest.raises(LoadError, match="does not compile"):
+        template(source)
+
+
 def test_a_broken_template_does_not_load() -> None:
     with pytest.raises(LoadError, match="does not compile"):
         template("{% for %}")
