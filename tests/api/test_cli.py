@@ -204,7 +204,8 @@ def test_a_port_in_use_is_one_line() -> None:
         code, lines = failure("--port", str(port))
     assert code == 1
     assert [line for line in lines if line.startswith("error: ")] == [
-        f"error: cannot listen on 127.0.0.1:{port}: Address already in use"
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; --host and --port name another address, "
+        "--port 0 takes any free port"
     ]
     assert not any("Traceback" in line for line in lines)
 
@@ -218,6 +219,7 @@ def test_a_model_that_is_none_is_one_line(tmp_path: Path) -> None:
         assert lines[-1].startswith("error: ")
         assert str(path) in lines[-1]
         assert "--model" in lines[-1] or path == broken
+        assert lines[-1].endswith("the file is cut short or damaged: get it again") == (path == broken)
         assert not any("ready" in line for line in lines)
         assert not any("Traceback" in line for line in lines)
     assert not any("listening" in line for line in lines), "nothing is said of a server for a file that is not there"

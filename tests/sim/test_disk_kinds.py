@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,3 +97,22 @@ def test_a_row_at_work_is_not_written_for_a_checkpoint(tmp_path: Path, kind: Kin
     player = split(kind, tmp_path, n_slots=1, n_checkpoints=32)
     n_computed(player, CHAT, borders=(20, 40, 60, 80, 100, 120, 140))
     assert player.engine.snapshot.counters.n_shelved == 0
+
+
+def test_what_a_full_disk_did_not_take_does_not_count_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player = split(Kind.SLIDING, tmp_path)
+    n_computed(player, CHAT)
+    crowd(player)
+    counters = player.engine.snapshot.counters
+    assert counters.n_written == counters.n_shelved == len(list(tmp_path.glob("*.kv")))
+
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    crowd(player, 6)
+    after = player.engine.snapshot.counters
+    assert after.n_shelved > counters.n_shelved
+    assert after.n_written == counters.n_written

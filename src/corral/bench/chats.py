@@ -63,10 +63,14 @@ async def late(load: Load) -> Figures:
     running = asyncio.create_task(asked)
     await asyncio.wait({running, asyncio.create_task(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
     start_s = time.perf_counter()
-    streams = [await load.client.stream([message, _user(load.text(20, "late", user))], 8) for user in range(load.users)]
-    wall_s = time.perf_counter() - start_s
-    await running
-    return summarise(streams, wall_s)
+
+    async def ask() -> Figures:
+        prompts = [[message, _user(load.text(20, "late", user))] for user in range(load.users)]
+        streams = [await load.client.stream(prompt, 8) for prompt in prompts]
+        return summarise(streams, time.perf_counter() - start_s)
+
+    figures, _ = await asyncio.gather(ask(), running)
+    return figures
 
 
 async def rounds(load: Load) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -147,6 +148,10 @@ class Client:
                 async for line in reply.content:
                     for piece in self._read(line):
                         yield piece
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise RequestFailed(f"{self.url}: no URL such as http://127.0.0.1:8080") from error
+        except aiohttp.ClientConnectorError as error:
+            raise RequestFailed(f"{self.url}: cannot connect: {_reason(error)}; is a server there?") from error
         except aiohttp.ClientError as error:
             raise RequestFailed(f"{self.url}: {error}") from error
         except TimeoutError as error:
@@ -192,3 +197,8 @@ async def connect(url: str, api: str = "native", api_key: str = "", timeout_s: f
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield Client(url, WIRES[api], session)
+
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    number = error.errno
+    return os.strerror(number) if number and number > 0 else error.strerror or str(error)

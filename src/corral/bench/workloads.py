@@ -111,8 +111,8 @@ async def mixed(load: Load) -> Figures:
     for user in range(load.users):
         arrived.append(asyncio.create_task(load.client.stream(load.text(1200, "long", user), 4)))
         await load.sleep(0.5)
-    long = await asyncio.gather(*arrived)
-    streams = await asyncio.gather(*running)
+    streams = await asyncio.gather(*running, *arrived)  # together, so that a second failure is not told apart
+    streams, long = streams[: len(running)], streams[len(running) :]
     wall_s = time.perf_counter() - start_s
     return summarise(streams, wall_s, long_ttft_mean_ms=sum(stream.ttft_ms for stream in long) / len(long))
 
@@ -218,12 +218,12 @@ async def abort(load: Load) -> Figures:
             n_aborted += await _leave(task)
         return n_aborted
 
-    n_aborted = sum(await asyncio.gather(*(visitor(user) for user in range(load.users))))
-    stream = await running
+    visits = asyncio.gather(*(visitor(user) for user in range(load.users)))
+    stream, n_each = await asyncio.gather(running, visits)
     end_s = time.perf_counter()
     n_busy = await load.client.settle(sleep=load.sleep)
     free_ms = None if n_busy is None else (time.perf_counter() - end_s) * 1e3
-    return summarise([stream], end_s - start_s, aborted=n_aborted, slots_busy=n_busy, slots_free_ms=free_ms)
+    return summarise([stream], end_s - start_s, aborted=sum(n_each), slots_busy=n_busy, slots_free_ms=free_ms)
 
 
 async def fork(load: Load) -> Figures:

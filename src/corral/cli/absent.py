@@ -10,7 +10,7 @@ _NAMES = """
 --numa -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -sm --split-mode
 -ts --tensor-split -mg --main-gpu -fit --fit -fitt --fit-target -fitc --fit-ctx --check-tensors --override-kv
 --op-offload --no-op-offload --control-vector --control-vector-scaled
---control-vector-layer-range --log-jsonl --no-log-jsonl --log-prompts-dir
+--control-vector-layer-range --log-jsonl --log-prompts-dir
 -bs --backend-sampling -hfd -hfrd --hf-repo-draft -td --threads-draft -tbd --threads-batch-draft -Cd
 --cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft
 --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft
@@ -19,21 +19,31 @@ _NAMES = """
 --draft-min --draft-n-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --kv-unified-per-slot
 --cache-idle-slots --no-cache-idle-slots
 --spm-infill --pooling --embedding --embeddings --embd-normalize --rerank --reranking -mm --mmproj
--mmu --mmproj-url --mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens
+-mmu --mmproj-url --mmproj-auto --mmproj-offload -mmdev --mmproj-device --image-min-tokens
 --image-max-tokens --mtmd-batch-max-tokens --media-path --reuse-port --path --ui-config --webui-config
 --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --tools --tools-runtime --mcp-servers-config
 --mcp-servers-json -ag --agent --models-dir --models-preset --models-max --models-autoload
---no-models-autoload --sleep-idle-seconds
+--sleep-idle-seconds
 """
 _PREFIXES = ("--spec-", "--video-", "--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _OFF_SWITCHES = """
 --no-mmproj --no-mmproj-auto --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent
---no-spec-draft-backend-sampling
+--no-spec-draft-backend-sampling --no-mmproj-offload --no-log-jsonl --no-models-autoload
 """
+_DOWNLOADS = "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo"
+_MODELS = "--models-dir --models-preset"
 
 ABSENT = frozenset(_NAMES.split())
 OFF_ALREADY = frozenset(_OFF_SWITCHES.split())
 """Switches that turn off what corral does not have: harmless."""
+
+OFF_VALUES = {"-fit": "off", "--fit": "off", "--spec-type": "none", "--sleep-idle-seconds": "-1"}
+"""Likewise, flags with a value that does."""
+
+INSTEAD = dict.fromkeys(_DOWNLOADS.split(), "download the GGUF file, then name it with -m") | dict.fromkeys(
+    _MODELS.split(), "there is one model, which -m names"
+)
+"""What to do without a flag."""
 
 
 def is_absent(name: str) -> bool:

@@ -49,12 +49,34 @@ class LineFormatter(logging.Formatter):
         return f"{time.strftime('%H:%M:%S', time.localtime(record.created))}.{int(record.msecs):03d}"
 
 
+class LogFile(logging.FileHandler):
+    """A file that a full disk may refuse lines of: stderr is told once, and again when that was over meanwhile."""
+
+    _is_failing = False
+    _error: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._error = None
+        super().emit(record)
+        if self._error and not self._is_failing:
+            reason = self._error.strerror
+            print(f"--log-file: {self.baseFilename} lacks lines from here on: {reason}", file=sys.stderr)
+        self._is_failing = self._error is not None
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._error = error
+        else:
+            super().handleError(record)
+
+
 def start_logging(args: Parsed) -> None:
     """Set up the root logger as the flags say. Raises LoadError if the file cannot be written."""
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if args["log_file"]:
         try:
-            handlers.append(logging.FileHandler(args["log_file"], encoding="utf-8"))
+            handlers.append(LogFile(args["log_file"], encoding="utf-8"))
         except OSError as error:
             raise LoadError(
                 f"--log-file: cannot write {args['log_file']}: {error.strerror}; name a file in a folder that this "

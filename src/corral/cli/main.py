@@ -42,7 +42,8 @@ def _run(words: list[str]) -> int:
         print(help_text(), end="")
         return 0
     if command != "serve":
-        raise UsageError(f"unknown command {command!r} (serve, bench or version)")
+        meant = f"did you mean -m {command}?" if command.endswith(".gguf") else "serve, bench or version"
+        raise UsageError(f"unknown command {command!r} ({meant})")
     args = parse(rest, os.environ)
     # Imported late: help and usage errors do not wait for libllama and the web framework.
     from corral.cli.commands.serve import serve

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from corral.cli.absent import OFF_ALREADY, is_absent
+from corral.cli.absent import INSTEAD, OFF_ALREADY, OFF_VALUES, is_absent
 from corral.cli.flags import FLAGS, Flag
 from corral.cli.kinds import FALSE_WORDS, SWITCH
 from corral.errors import CorralError, LoadError
@@ -62,7 +62,7 @@ def _value(flag: Flag, name: str, text: str, earlier: tuple[Any, ...]) -> Any:
     except LoadError as error:
         raise LoadError(f"{name}: {error}") from error
     if flag.only is not None and value != flag.only:
-        raise UsageError(f"{name}: {text} is not available in corral yet")
+        raise UsageError(f"{name}: {flag.help}; nothing else is available in corral yet")
     return (*earlier, value) if flag.repeats else value
 
 
@@ -73,6 +73,9 @@ def _from_words(argv: Sequence[str], notes: list[str]) -> Iterator[tuple[Flag, s
         name = name.replace("_", "-") if name.startswith("--") else name
         if name in OFF_ALREADY:
             notes.append(f"{name} has no effect: corral does not have it")
+            continue
+        if name in OFF_VALUES and (inline if equals else next(words, "")) == OFF_VALUES[name]:
+            notes.append(f"{name} {OFF_VALUES[name]} has no effect: corral does not have it")
             continue
         flag = _ON.get(name) or _OFF.get(name)
         if flag is None:
@@ -90,7 +93,7 @@ def _from_words(argv: Sequence[str], notes: list[str]) -> Iterator[tuple[Flag, s
 
 def _unknown(name: str) -> str:
     if is_absent(name):
-        return f"{name} is not available in corral yet"
+        return f"{name} is not available in corral yet" + (f": {INSTEAD[name]}" if name in INSTEAD else "")
     if not name.startswith("-"):
         return f"unexpected argument {name!r}" + (f" (did you mean -m {name}?)" if name.endswith(".gguf") else "")
     near = get_close_matches(name, [*_ON, *_OFF], n=1)

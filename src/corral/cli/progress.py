@@ -1,13 +1,19 @@
-"""Shows how much of a model is loaded: a bar on a terminal, a line at each quarter elsewhere."""
+"""What is said while the server starts, how much of the model is loaded: a bar on a terminal, else lines."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 STEPS = 4
+
+
+def say(line: str, out: TextIO) -> None:
+    """A line at once; a server does not end because whoever read its output has gone, or its disk is full."""
+    with suppress(OSError):
+        print(line, file=out, flush=True)
 
 
 @contextmanager
@@ -39,6 +45,6 @@ def _quarters(name: str, out: TextIO) -> Callable[[float], None]:
         reached = int(fraction * STEPS)
         if reached > shown:
             shown = reached
-            print(f"loading {name}: {100 * reached // STEPS} %", file=out, flush=True)
+            say(f"loading {name}: {100 * reached // STEPS} %", out)
 
     return report

@@ -287,6 +287,7 @@ class Engine:
             self.books.close_sampler(task)
         if self._disk_work:
             self._disk_work.close()
+            self.publish()  # what was written to the end
         self._context.close()
 
 

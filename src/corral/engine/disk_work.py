@@ -45,6 +45,7 @@ class DiskWork:
         for news in self._tier.poll():
             match news:
                 case Found(entry):
+                    self._books.metrics.add("n_written", entry.name in index.coming)
                     self._found(entry)
                 case Gone(name):
                     index.drop(name)

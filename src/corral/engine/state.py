@@ -81,6 +81,7 @@ class Counters:
     n_loaded: int = 0
     n_copied: int = 0
     n_shelved: int = 0
+    n_written: int = 0
     n_fetched: int = 0
     n_checkpoints: int = 0
     n_restored: int = 0

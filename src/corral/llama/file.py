@@ -7,6 +7,8 @@ from pathlib import Path
 from corral.errors import LoadError
 
 _MAGIC = b"GGUF"
+_DAMAGED = ("failed to read", "bad GGUF version", "tensor '")
+"""How libllama begins to tell of a file that ends too early or is not as it was written."""
 
 
 def check_file(path: Path) -> None:
@@ -22,3 +24,9 @@ def check_file(path: Path) -> None:
         raise LoadError(f"cannot load {path}: {error.strerror}") from None
     if magic != _MAGIC:
         raise LoadError(f"cannot load {path}: not a GGUF file, which would begin with GGUF")
+
+
+def with_remedy(reason: str) -> str:
+    """libllama's reason not to load a file, with what may be done."""
+    is_damaged = reason.startswith(_DAMAGED)
+    return f"{reason}; the file is cut short or damaged: get it again" if is_damaged else reason

@@ -19,7 +19,7 @@ from corral.ids import AdapterId, Token
 from corral.llama import fit, library
 from corral.llama.adapter import LlamaAdapter
 from corral.llama.context import LlamaContext
-from corral.llama.file import check_file
+from corral.llama.file import check_file, with_remedy
 from corral.llama.fingerprint import weights_sum, with_library
 from corral.llama.sampler import SamplerChain, dry_settings, uses_dry
 from corral.llama.shape import check_shape, n_cells_total, reckoned_bytes, settled
@@ -65,7 +65,7 @@ class LlamaModel:
             lib.llama_model_free(handle)
             raise failures[0]
         if not handle:
-            raise LoadError(f"cannot load {path}: {library.reason(lines, 'libllama gave no reason')}")
+            raise LoadError(f"cannot load {path}: {with_remedy(library.reason(lines, 'libllama gave no reason'))}")
         return cls(handle, path)._with(config)
 
     def _with(self, config: ModelConfig) -> Self:

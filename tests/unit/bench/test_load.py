@@ -74,13 +74,21 @@ def test_error_event_inside_a_stream_is_an_error(imitation):
         ask(imitation)
 
 
-def test_nobody_listening_is_an_error():
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:1", "cannot connect: Connection refused; is a server there?"),
+        ("127.0.0.1:1", "no URL such as http://127.0.0.1:8080"),
+    ],
+)
+def test_nobody_listening_is_an_error_that_says_what_to_look_at(url, words):
     async def run() -> None:
-        async with connect("http://127.0.0.1:1") as client:
+        async with connect(url) as client:
             await client.stream("Once", 1)
 
-    with pytest.raises(RequestFailed):
+    with pytest.raises(RequestFailed) as failure:
         asyncio.run(run())
+    assert str(failure.value) == f"{url}: {words}"
 
 
 def test_choices_of_one_request_are_told_apart(imitation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -116,8 +117,10 @@ def test_poisson_prefixes_are_shared_by_as_many_as_asked(imitation, share):
     assert all(bool(head) == bool(share) for head in heads)
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed", "busy", "abort", "fork"])
-def test_a_refused_request_ends_the_measurement(imitation, name):
+@pytest.mark.parametrize("name", ["decode", "mixed", "busy", "abort", "fork", "late"])
+def test_a_refused_request_ends_the_measurement_and_is_all_that_is_told(imitation, name, caplog):
     imitation.status = 503
     with pytest.raises(RequestFailed):
         run(imitation, name)
+    gc.collect()
+    assert not caplog.records

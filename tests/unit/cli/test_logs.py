@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from corral.cli.logs import LineFormatter, level_of
+from corral.cli.logs import LineFormatter, LogFile, level_of
 from corral.cli.parse import parse
 
 
@@ -39,3 +39,12 @@ def test_prefix_and_time_can_go() -> None:
 )
 def test_verbosity(words: tuple[str, ...], level: int) -> None:
     assert level_of(parse(words, {})) == level
+
+
+def test_a_full_disk_is_told_once_and_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    file = LogFile("/dev/full")
+    for _ in range(3):
+        file.emit(record())
+    assert capfd.readouterr().err == "--log-file: /dev/full lacks lines from here on: No space left on device\n"
+    with pytest.raises(OSError, match="No space left"):
+        file.close()

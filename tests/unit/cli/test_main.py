@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from corral.cli.main import main
@@ -21,6 +24,17 @@ def test_a_wrong_command_line_is_two_lines_and_code_2(words: list[str], capsys: 
     assert shown.out == ""
     assert shown.err.startswith("error: ")
     assert shown.err.splitlines()[1:] == ["See corral --help."]
+
+
+def test_a_model_without_its_flag_is_told_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["some.gguf"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown command 'some.gguf' (did you mean -m some.gguf?)")
+
+
+def test_it_runs_as_a_module() -> None:
+    shown = subprocess.run([sys.executable, "-m", "corral", "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("usage: corral ")
 
 
 @pytest.mark.parametrize("flag", ["--api-key-file", "--chat-template-file"])

@@ -102,9 +102,7 @@ def test_an_unknown_flag_gets_the_nearest_name() -> None:
     assert refusal("--qqqqqqqq") == "unknown flag --qqqqqqqq"
 
 
-@pytest.mark.parametrize(
-    "name", ["-hf", "--control-vector", "--mmproj", "--spec-type", "--spec-draft-n-max", "--embeddings"]
-)
+@pytest.mark.parametrize("name", ["--control-vector", "--mmproj", "--spec-type", "--spec-draft-n-max", "--embeddings"])
 def test_what_only_llama_server_has_is_said_so(name: str) -> None:
     assert refusal(name, "x") == f"{name} is not available in corral yet"
 
@@ -112,12 +110,19 @@ def test_what_only_llama_server_has_is_said_so(name: str) -> None:
 def test_values_that_are_not_there_yet_are_refused() -> None:
     assert values("--cache-reuse", "256")["cache_reuse"] == 256
     assert values("--cache-reuse", "0")["cache_reuse"] == 0
-    assert "not available" in refusal("--no-jinja")
-    assert "not available" in refusal(LLAMA_ARG_NO_JINJA="1")
+    assert refusal("--no-jinja") == "--no-jinja: templates are Jinja; nothing else is available in corral yet"
+    assert "nothing else is available" in refusal(LLAMA_ARG_NO_JINJA="1")
 
 
 def test_switching_off_what_is_absent_is_only_noted() -> None:
     assert values("--no-mmproj").notes == ("--no-mmproj has no effect: corral does not have it",)
+    assert values("-fit", "off").notes == ("-fit off has no effect: corral does not have it",)
+    assert values("--spec_type=none", "-np", "2")["parallel"] == 2
+    assert refusal("-fit", "on") == refusal("--fit").replace("--fit", "-fit") == "-fit is not available in corral yet"
+
+
+def test_a_refusal_says_what_to_do_where_there_is_another_way() -> None:
+    assert refusal("-hf", "a/b") == ("-hf is not available in corral yet: download the GGUF file, then name it with -m")
 
 
 def test_flags_without_effect_are_noted() -> None:

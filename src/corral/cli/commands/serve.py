@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from corral.cli.access import RequestIds
 from corral.cli.logs import start_logging
 from corral.cli.parse import Parsed
 from corral.cli.preflight import check
-from corral.cli.progress import loading
+from corral.cli.progress import loading, say
 from corral.cli.resolve import DEMO, Settings, resolve
 from corral.config import ModelConfig
 from corral.engine.shift import can_move
@@ -27,6 +28,9 @@ from corral.errors import LoadError
 from corral.runtime import Runtime
 
 logger = logging.getLogger("corral.cli")
+
+
+_REMEDY = "--host and --port name another address, --port 0 takes any free port"
 
 
 class _Interrupted(Exception):
@@ -111,7 +115,7 @@ class Serving:
             raise LoadError(f"cannot use {server.ssl_cert_file} with {server.ssl_key_file}: {error}") from None
         except OSError as error:
             reason = error.strerror or str(error)
-            raise LoadError(f"cannot listen on {server.host}:{server.port}: {reason}") from None
+            raise LoadError(f"cannot listen on {server.host}:{server.port}: {reason}; {_REMEDY}") from None
 
     def _on_listening(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -132,12 +136,13 @@ class Serving:
 
     def _tell_ready(self, runtime: Runtime) -> None:
         name, url = Path(runtime.model.info.path).stem, self._addresses[0] + self._settings.server.api_prefix
-        print(f"{name} is ready on {url} ({runtime.n_slots} slots, up to {runtime.n_ctx_slot} tokens each). Try:")
-        print(_example(url, with_key=bool(self._settings.server.api_keys)), flush=True)
+        size = f"{runtime.n_slots} slots, up to {runtime.n_ctx_slot} tokens each"
+        say(f"{name} is ready on {url} ({size}). Try:", sys.stdout)
+        say(_example(url, with_key=bool(self._settings.server.api_keys)), sys.stdout)
 
     def _written(self, runtime: Runtime) -> str:
         """What a stopped runtime left on disk since its start; what could not be written was warned of."""
-        folder, n = self._settings.engine.cache_disk, runtime.engine.snapshot.counters.n_shelved
+        folder, n = self._settings.engine.cache_disk, runtime.engine.snapshot.counters.n_written
         return f": {n} {'prefix was' if n == 1 else 'prefixes were'} written to {folder}" if folder and n else ""
 
     async def _until_stopped(self, http: asyncio.Task[None]) -> None:
