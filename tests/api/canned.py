@@ -159,6 +159,17 @@ class CannedEngine:
         slot = SlotSnapshot(SlotId(0), SlotState.IDLE, 1024, None, 0, 0, 0, 0, 0, -1, False)
         self.snapshot = EngineSnapshot((slot,), (), 1024, 0, 0, 0, 0, 0)
 
+    def start_again(self, text: str = "hi") -> None:
+        """Says ``text``, as if nobody had asked for anything yet."""
+        self.script, self.n_batch, self.refusal = says(text), 1, None
+        self.tasks.clear()
+        self.cancelled.clear()
+
+    @property
+    def last_prompt(self) -> str:
+        """The text of what was asked last, without control tokens."""
+        return bytes(token for token in self.tasks[-1].prompt if token < 256).decode()
+
     def new_task_id(self) -> TaskId:
         return TaskId(next(self._ids))
 

@@ -1,13 +1,15 @@
-"""Servers over the simulated model: one that many tests share, and a factory for those with settings of their own."""
+"""Servers over the simulated model, shared or with settings of their own, and one that says what it is told to."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from tests.api.canned import SERVER, TEMPLATE, CannedEngine, canned_runtime, says
 from tests.api.live import client
 
 from corral.config import ContextConfig, EngineConfig, ServerConfig
@@ -65,3 +67,14 @@ def serve_sim() -> Iterator[SimServer]:
             return stack.enter_context(client(runtime, server or ServerConfig(port=0, alias=("sim",))))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def engine() -> CannedEngine:
+    return CannedEngine(says("hi"))
+
+
+@pytest.fixture(scope="module")
+def server(engine: CannedEngine) -> Iterator[httpx.Client]:
+    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
+        yield http

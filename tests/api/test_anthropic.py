@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
+from tests.api.canned import CALL, WEATHER, CannedEngine, says
 from tests.api.conftest import SimServer
-from tests.api.live import client
 from tests.api.sequences import MessageStream, check_message
 
 from corral.config import ApiKey, ServerConfig
@@ -27,21 +25,9 @@ BODY = {"model": "m", "max_tokens": 99, "messages": ASK, "tools": [TOOL]}
 TWO_CALLS = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
-@pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
-def server(engine: CannedEngine) -> Iterator[httpx.Client]:
-    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
-        yield http
-
-
 @pytest.fixture
 def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
-    engine.script, engine.n_batch = says("hi"), 1
-    engine.tasks.clear()
+    engine.start_again()
     return server
 
 

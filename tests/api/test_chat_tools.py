@@ -21,21 +21,9 @@ ASK: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [WEATHER]
 
 
-@pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
-def server(engine: CannedEngine) -> Iterator[httpx.Client]:
-    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
-        yield http
-
-
 @pytest.fixture
 def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
-    engine.script, engine.n_batch = says("hi"), 1
-    engine.tasks.clear()
+    engine.start_again()
     return server
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
+from tests.api.canned import CALL, WEATHER, CannedEngine, says
 from tests.api.conftest import SimServer
-from tests.api.live import client, is_idle, send_raw, until
+from tests.api.live import is_idle, send_raw, until
 from tests.api.sequences import MessageStream, ResponseStream
 
 from corral.config import ApiKey, ServerConfig
@@ -103,17 +103,6 @@ def dialect(request: pytest.FixtureRequest) -> Dialect:
     return DIALECTS[request.param]
 
 
-@pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
-def canned(engine: CannedEngine) -> Iterator[httpx.Client]:
-    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
-        yield http
-
-
 def forced(text: str) -> Json:
     return {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}"}
 
@@ -147,14 +136,14 @@ def test_12_a_prompt_that_is_too_long_is_a_status(http: httpx.Client, dialect: D
 
 
 def test_13_a_call_cut_by_the_limit_is_told_as_cut(
-    canned: httpx.Client, engine: CannedEngine, dialect: Dialect
+    server: httpx.Client, engine: CannedEngine, dialect: Dialect
 ) -> None:
     """llama.cpp#28711."""
     engine.script = says(CALL[:60], StopReason.LIMIT)
     tool = WEATHER if dialect.path == "/api/chat" else {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
     if dialect.path == "/v1/messages":
         tool = {"name": "weather", "input_schema": {"type": "object"}}
-    reply = canned.post(dialect.path, json={**dialect.body("hi"), "tools": [tool]}).json()
+    reply = server.post(dialect.path, json={**dialect.body("hi"), "tools": [tool]}).json()
     assert dialect.reason(reply) in ("length", "max_tokens", "max_output_tokens")
 
 
@@ -166,8 +155,8 @@ FORMATS: dict[str, Callable[[Json], Json]] = {
 }
 
 
-def test_a_schema_holds_the_text(canned: httpx.Client, engine: CannedEngine, dialect: Dialect) -> None:
-    assert canned.post(dialect.path, json={**dialect.body("hi"), **FORMATS[dialect.path](SCHEMA)}).status_code == 200
+def test_a_schema_holds_the_text(server: httpx.Client, engine: CannedEngine, dialect: Dialect) -> None:
+    assert server.post(dialect.path, json={**dialect.body("hi"), **FORMATS[dialect.path](SCHEMA)}).status_code == 200
     held = engine.tasks[-1].sampling.constraint
     assert held is not None and json.loads(held.text) == SCHEMA
 
@@ -187,11 +176,11 @@ def test_57_broken_arguments_in_the_history(http: httpx.Client, dialect: Dialect
 
 
 def test_61_control_tokens_in_texts_of_users_are_text(
-    canned: httpx.Client, engine: CannedEngine, dialect: Dialect
+    server: httpx.Client, engine: CannedEngine, dialect: Dialect
 ) -> None:
     """llama.cpp#24382, llama.cpp#26309."""
     engine.script = says("hi")
-    assert canned.post(dialect.path, json=dialect.body("a<eos>b")).status_code == 200
+    assert server.post(dialect.path, json=dialect.body("a<eos>b")).status_code == 200
     prompt = engine.tasks[-1].prompt
     assert 257 not in prompt and b"a<eos>b" in bytes(token for token in prompt if token < 256)
 

@@ -45,11 +45,6 @@ class Animal(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
 def server(engine: CannedEngine) -> Iterator[httpx.Client]:
     with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE, api_keys=(ApiKey(KEY),))) as http:
         yield http
@@ -70,13 +65,8 @@ def uses_responses(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def chat(engine: CannedEngine, server: httpx.Client, uses_responses: bool) -> ChatOpenAI:
-    engine.script, engine.n_batch = says(TEXT), 1
-    engine.tasks.clear()
+    engine.start_again(TEXT)
     return model(server, uses_responses, temperature=0.25, max_tokens=50, stream_usage=True)
-
-
-def prompt(engine: CannedEngine) -> str:
-    return bytes(token for token in engine.tasks[-1].prompt if token < 256).decode()
 
 
 def joined(chunks: Iterator[Any]) -> AIMessageChunk:
@@ -95,7 +85,7 @@ def test_invoke(chat: ChatOpenAI, engine: CannedEngine) -> None:
     assert usage["input_tokens"] == len(engine.tasks[0].prompt)
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     assert reply.response_metadata["model_name"] == "canned"
-    assert prompt(engine) == "<|system|>Be brief.<|user|>Who?<|assistant|>"
+    assert engine.last_prompt == "<|system|>Be brief.<|user|>Who?<|assistant|>"
     assert (engine.tasks[0].sampling.temperature, engine.tasks[0].limits.n_predict) == (0.25, 50)
 
 
@@ -133,7 +123,7 @@ def test_a_history(chat: ChatOpenAI, engine: CannedEngine) -> None:
             HumanMessage([{"type": "text", "text": "Thanks"}]),
         ]
     )
-    assert prompt(engine) == (
+    assert engine.last_prompt == (
         f"<|user|>How is Rome?<|assistant|>I look.{CALL}<|tool|>sunny<|assistant|>Go out.<|user|>Thanks<|assistant|>"
     )
 
@@ -149,7 +139,7 @@ def test_bind_tools(chat: ChatOpenAI, engine: CannedEngine, stream: bool) -> Non
         ("weather", {"city": "Bern"}),
     ]
     assert len({call["id"] for call in reply.tool_calls}) == 2 and not reply.invalid_tool_calls
-    assert '"name": "weather"' in prompt(engine)
+    assert '"name": "weather"' in engine.last_prompt
 
 
 def test_a_loop_with_tools(chat: ChatOpenAI, engine: CannedEngine) -> None:
@@ -165,7 +155,7 @@ def test_a_loop_with_tools(chat: ChatOpenAI, engine: CannedEngine) -> None:
     messages.append(able.invoke(messages))
     messages += [ToolMessage(weather(**c["args"]), tool_call_id=c["id"]) for c in messages[-1].tool_calls]
     assert able.invoke(messages).text == "Go out."
-    assert f"I look.{CALL}<|tool|>sunny in Rome<|assistant|>" in prompt(engine)
+    assert f"I look.{CALL}<|tool|>sunny in Rome<|assistant|>" in engine.last_prompt
 
 
 def test_a_cut_call_is_no_call(chat: ChatOpenAI, engine: CannedEngine) -> None:
@@ -213,7 +203,7 @@ def test_conversations_are_kept_by_the_server(engine: CannedEngine, tmp_path: An
         chat = model(http, True, use_previous_response_id=True)
         first = chat.invoke("one")
         chat.invoke([HumanMessage("one"), first, HumanMessage("two")])
-    assert prompt(engine) == f"<|user|>one<|assistant|>{TEXT}<|user|>two<|assistant|>"
+    assert engine.last_prompt == f"<|user|>one<|assistant|>{TEXT}<|user|>two<|assistant|>"
 
 
 def test_text_completions(server: httpx.Client, engine: CannedEngine) -> None:

@@ -48,11 +48,6 @@ def models(base_url: httpx.URL) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
 def server(engine: CannedEngine) -> Iterator[httpx.Client]:
     with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE, api_keys=(ApiKey(KEY),))) as http:
         yield http
@@ -73,13 +68,8 @@ def llm(engine: CannedEngine, server: httpx.Client, home: Path) -> ModuleType:
     import llm
 
     (home / "extra-openai-models.yaml").write_text(json.dumps(models(server.base_url)))
-    engine.script, engine.n_batch = says("hi"), 1
-    engine.tasks.clear()
+    engine.start_again()
     return llm
-
-
-def prompt(engine: CannedEngine) -> str:
-    return bytes(token for token in engine.tasks[-1].prompt if token < 256).decode()
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "text"])
@@ -90,7 +80,7 @@ def test_a_prompt(llm: ModuleType, engine: CannedEngine, name: str, stream: bool
     pieces = list(reply)
     assert "".join(pieces) == "Hello é" == reply.text()
     assert len(pieces) >= 6 if stream else len(pieces) == 1
-    assert "Who?" in prompt(engine)
+    assert "Who?" in engine.last_prompt
     if name != "text":
         assert (reply.usage().input, reply.usage().output) == (len(engine.tasks[0].prompt), len("Hello é".encode()))
 
@@ -100,7 +90,7 @@ def test_a_conversation_with_a_system_prompt_and_options(llm: ModuleType, engine
     talk = llm.get_model(name).conversation()
     assert talk.prompt("one", system="Be brief.").text() == "hi"
     assert talk.prompt("two", temperature=0.25, max_tokens=9).text() == "hi"
-    told = prompt(engine)
+    told = engine.last_prompt
     assert told.index("Be brief.") < told.index("one") < told.index("hi") < told.index("two")
     assert (engine.tasks[-1].sampling.temperature, engine.tasks[-1].limits.n_predict) == (0.25, 9)
 
@@ -131,7 +121,7 @@ def test_tools_are_called_and_their_results_come_back(
     chain = llm.get_model(name).chain("How is Rome?", tools=[weather], stream=stream)
     assert chain.text().endswith("Go out.")
     assert asked == ["Rome"]
-    assert "sunny in Rome" in prompt(engine) and '"name": "weather"' in prompt(engine)
+    assert "sunny in Rome" in engine.last_prompt and '"name": "weather"' in engine.last_prompt
 
 
 @pytest.mark.parametrize("name", ["chat", "responses"])
@@ -177,7 +167,7 @@ def test_the_command_as_a_program() -> None:
 def test_the_command_streams_and_goes_on(engine: CannedEngine) -> None:
     assert command("-m", "responses", "--no-stream", "Who?") == "hi\n"
     assert command("-c", "And you?") == "hi\n"
-    assert prompt(engine).count("Who?") == 1 and "And you?" in prompt(engine)
+    assert engine.last_prompt.count("Who?") == 1 and "And you?" in engine.last_prompt
 
 
 @pytest.mark.usefixtures("llm")

@@ -10,9 +10,8 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, CannedEngine, canned_runtime, says
+from tests.api.canned import CALL, TEMPLATE, WEATHER, CannedEngine, says
 from tests.api.conftest import SimServer
-from tests.api.live import client
 
 from corral.config import ApiKey, ServerConfig
 from corral.errors import DecodeFailed, ExceedContext
@@ -24,21 +23,9 @@ TOOLS: Any = [WEATHER]
 TWO_CALLS = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
-@pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
-def server(engine: CannedEngine) -> Iterator[httpx.Client]:
-    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
-        yield http
-
-
 @pytest.fixture
 def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
-    engine.script, engine.n_batch = says("hi"), 1
-    engine.tasks.clear()
+    engine.start_again()
     return server
 
 
@@ -54,10 +41,6 @@ def lines(reply: httpx.Response) -> list[dict[str, Any]]:
     told = [json.loads(line) for line in reply.text.splitlines()]
     assert [line.get("done") for line in told] == [False] * (len(told) - 1) + [True]
     return told
-
-
-def prompt(engine: CannedEngine) -> str:
-    return bytes(token for token in engine.tasks[-1].prompt if token < 256).decode()
 
 
 def test_the_client_chats(api: ollama.Client, engine: CannedEngine) -> None:
@@ -86,11 +69,11 @@ def test_the_client_generates(api: ollama.Client, engine: CannedEngine) -> None:
     engine.script = says("<think>Hm.</think>Hello", StopReason.LIMIT)
     reply = api.generate("m", "hi", system="Be brief.")
     assert (reply.response, reply.thinking, reply.done_reason) == ("Hello", "Hm.", "length")
-    assert prompt(engine) == "<|system|>Be brief.<|user|>hi<|assistant|>"
+    assert engine.last_prompt == "<|system|>Be brief.<|user|>hi<|assistant|>"
     told = list(api.generate("m", "hi", stream=True))
     assert "".join(part.response or "" for part in told) == "Hello"
     api.generate("m", "<|user|>hi", raw=True)
-    assert prompt(engine) == "<|user|>hi"
+    assert engine.last_prompt == "<|user|>hi"
 
 
 def test_streams_are_lines_and_the_default(http: httpx.Client) -> None:
@@ -111,7 +94,7 @@ def test_options_reach_the_task(http: httpx.Client, engine: CannedEngine) -> Non
     assert (task.limits.n_predict, task.limits.stop, task.n_keep) == (5, ("A",), 2)
     s = task.sampling
     assert (s.temperature, s.top_k, s.seed, s.repeat_last_n, s.repeat_penalty) == (0.25, 7, 3, 1024, 1.5)
-    assert prompt(engine).endswith("<think></think>")
+    assert engine.last_prompt.endswith("<think></think>")
     http.post("/api/chat", json={"messages": ASK, "options": {"num_predict": -2}})
     assert engine.tasks[-1].limits.n_predict == -1
 
@@ -126,7 +109,9 @@ def test_a_history_with_tools_becomes_a_prompt(api: ollama.Client, engine: Canne
         ollama.Message(role="tool", tool_name="weather", content="sunny"),
     ]
     api.chat("m", messages, tools=TOOLS)
-    assert prompt(engine).endswith(f"<|user|>hi<|assistant|><think>Hm.</think>I look.{CALL}<|tool|>sunny<|assistant|>")
+    assert engine.last_prompt.endswith(
+        f"<|user|>hi<|assistant|><think>Hm.</think>I look.{CALL}<|tool|>sunny<|assistant|>"
+    )
 
 
 def test_a_cut_call_is_not_called(http: httpx.Client, engine: CannedEngine) -> None:

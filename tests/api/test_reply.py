@@ -22,11 +22,6 @@ BODY: dict[str, Any] = {"prompt": "x", "messages": [{"role": "user", "content": 
 
 
 @pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
 def server(engine: CannedEngine) -> Iterator[httpx.Client]:
     with client(canned_runtime(engine), SERVER) as http:
         yield http
@@ -34,9 +29,7 @@ def server(engine: CannedEngine) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
-    engine.script, engine.n_batch, engine.refusal = says("hi"), 1, None
-    engine.tasks.clear()
-    engine.cancelled.clear()
+    engine.start_again()
     return server
 
 

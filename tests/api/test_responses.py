@@ -31,11 +31,6 @@ TWO_CALLS = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
 @pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
 def server(engine: CannedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     store = tmp_path_factory.mktemp("store") / "responses.db"
     keys = (ApiKey("k"), ApiKey("other"))
@@ -47,8 +42,7 @@ def server(engine: CannedEngine, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def http(engine: CannedEngine, server: httpx.Client) -> httpx.Client:
-    engine.script, engine.n_batch = says("hi"), 1
-    engine.tasks.clear()
+    engine.start_again()
     return server
 
 
@@ -68,10 +62,6 @@ def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
     reply = http.post("/v1/responses", json={**BODY, **fields})
     assert reply.status_code == 200, reply.text
     return check_response(reply.json())
-
-
-def prompt(engine: CannedEngine) -> str:
-    return bytes(token for token in engine.tasks[-1].prompt if token < 256).decode()
 
 
 def texts(items: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
@@ -178,7 +168,7 @@ def test_items_become_a_prompt(http: httpx.Client, engine: CannedEngine) -> None
         {"role": "user", "content": [{"type": "input_text", "text": "and now?"}]},
     ]
     whole(http, input=items, instructions="Be brief.")
-    assert prompt(engine).endswith(
+    assert engine.last_prompt.endswith(
         "<|system|>Be brief.\n\nBe kind.<|user|>hi<|assistant|><think>Hm.</think>I look."
         f"{CALL}<|tool|>sunny<|user|>and now?<|assistant|>"
     )
@@ -190,7 +180,7 @@ def test_fields_reach_the_task(http: httpx.Client, engine: CannedEngine) -> None
     )
     (task,) = engine.tasks
     assert task.limits.n_predict == 5 and task.sampling.temperature == 0.25
-    assert prompt(engine).endswith("<think></think>") and "web_search" not in prompt(engine)
+    assert engine.last_prompt.endswith("<think></think>") and "web_search" not in engine.last_prompt
 
 
 def test_tokens_are_counted_as_they_are_used(http: httpx.Client) -> None:
@@ -229,7 +219,7 @@ def test_a_conversation_goes_on_from_a_kept_response(http: httpx.Client, engine:
     second = whole(http, input=output, previous_response_id=first["id"])
     assert second["previous_response_id"] == first["id"]
     whole(http, input="thanks", previous_response_id=second["id"])
-    assert prompt(engine).endswith(
+    assert engine.last_prompt.endswith(
         f"<|user|>hi<|assistant|><think>Hm.</think>{CALL}<|tool|>sunny"
         "<|assistant|>It is sunny.<|user|>thanks<|assistant|>"
     )

@@ -47,11 +47,6 @@ ENDS = [(StopReason.EOS, ""), (StopReason.LIMIT, ""), (StopReason.WORD, "STOP")]
 
 
 @pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
 def http(engine: CannedEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     store: Path = tmp_path_factory.mktemp("store") / "responses.db"
     config = replace(SERVER, chat_template=TEMPLATE, responses_store=store, responses_store_max=100)

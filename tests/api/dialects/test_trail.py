@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from tests.api.canned import CALL, SERVER, TEMPLATE, WEATHER, ByteTokenizer, CannedEngine, Script, canned_runtime, says
-from tests.api.live import client
+from tests.api.canned import CALL, WEATHER, ByteTokenizer, CannedEngine, Script, says
 from tests.api.sequences import ResponseStream, check_response
 
 from corral.api.dialects.trail import Trail
@@ -44,17 +42,6 @@ def says_with_probs(text: str, reason: StopReason = StopReason.EOS, n_held: int 
         return [first, *chunks, replace(last, probs=(*map(probs, text.encode()), end))]
 
     return script
-
-
-@pytest.fixture(scope="module")
-def engine() -> CannedEngine:
-    return CannedEngine(says("hi"))
-
-
-@pytest.fixture(scope="module")
-def server(engine: CannedEngine) -> Iterator[httpx.Client]:
-    with client(canned_runtime(engine), replace(SERVER, chat_template=TEMPLATE)) as http:
-        yield http
 
 
 @pytest.fixture
