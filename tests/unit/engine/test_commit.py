@@ -117,24 +117,40 @@ def test_a_snapshot_that_cannot_be_loaded_is_forgotten_and_the_prompt_computed(u
     assert player.context.n_loads > 0
 
 
-@pytest.mark.parametrize("name", ["save", "load", "checkpoint", "restore"])
-def test_what_moving_states_takes_is_learned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All four are alike: as slow as one of them is, so slow are states thought to be."""
+SLOW_MS = 77_777.0
+
+
+def slowed(name: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """One way of moving states takes very long; what the cost model is told that moving them took."""
     learned: list[float] = []
     move = getattr(SimContext, name)
-    monkeypatch.setattr(CostModel, "learn_state", lambda model, n_bytes, ms: learned.append(ms if n_bytes else -1))
+    monkeypatch.setattr(CostModel, "learn_state", lambda model, n_bytes, ms: learned.append(ms))
 
     def slow(context: SimContext, *args: object) -> object:
-        context._clock.advance(77_777.0)
+        context._clock.advance(SLOW_MS)
         return move(context, *args)
 
     monkeypatch.setattr(SimContext, name, slow)
+    return learned
+
+
+@pytest.mark.parametrize("name", ["save", "load", "checkpoint", "restore"])
+def test_what_moving_states_takes_is_learned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = slowed(name, monkeypatch)
     kind = Kind.ATTENTION if name in ("save", "load") else Kind.HYBRID
     player = Player(Setup(unified=False, kind=kind, n_slots=1, n_ctx=60, n_batch=64, n_ubatch=64))
     for stem in (0, 1, 0, 0):
         player.play([Submit(stem=stem, n_prompt=45, n_predict=1, borders=(12,))])
-    assert min(learned) >= 0
-    assert max(learned) >= 77_777.0
+    assert max(learned) >= SLOW_MS
+
+
+def test_what_moving_states_that_failed_took_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = slowed("load", monkeypatch)
+    player = Player(Setup(unified=False, n_slots=1, n_ctx=60, bad_loads=frozenset(range(99)), faults=((999, FAILED),)))
+    for stem in (0, 1, 0):
+        player.play([Submit(stem=stem, n_prompt=45, n_predict=1)])
+    assert player.context.n_loads > 0
+    assert 0 < max(learned) < SLOW_MS
 
 
 def test_what_steps_take_is_learned() -> None:
