@@ -39,7 +39,10 @@ def test_native_stream_notes_each_piece_and_the_servers_counts(imitation):
     assert stream.text == "word word word "
     assert len(stream.stamps_s) == stream.n_tokens == 3
     assert stream.ttft_ms >= 2.9
-    assert sum(stream.gaps_ms) >= 5.8
+    assert stream.ttft_ms + sum(stream.gaps_ms) >= 8.7, (
+        "gaps alone may be short: what came while the reader had to wait"
+    )
+    assert all(gap_ms > 0 for gap_ms in stream.gaps_ms)
     assert (stream.n_prompt, stream.n_cached) == (7, 5)
 
 
