@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ from tests.api.conftest import simulated
 from tests.api.live import client, send_raw
 from tests.api.test_hostile import BODIES, POSTS
 
+from corral.api import lanes
 from corral.api.dialects.settings import public_settings_json
 from corral.api.lanes import LONG_BYTES
 from corral.api.routes import adapters
 from corral.api.schemas.defaults import Defaults
 from corral.api.service import Service
-from corral.config import MIB, ContextConfig, EngineConfig, ModelConfig
+from corral.config import MIB, ApiKey, ContextConfig, EngineConfig, ModelConfig
 from corral.events import Chunk, Event, Finished, Ranked, TokenProbs
 from corral.llama import stock
 from corral.ops import Span
@@ -195,6 +197,34 @@ def test_while_a_long_body_is_read_others_are_served_and_who_left_is_not_read(mo
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
             sock.close()
         assert seen == ["first", "short", "last"]
+
+
+def test_bodies_of_a_key_that_are_not_read_yet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def tokenize(self: SimTokenizer, text: str, **how: bool) -> list[int]:
+        if text == "first":
+            begun.set()
+            assert go_on.wait(20)
+        return [97]
+
+    monkeypatch.setattr(SimTokenizer, "tokenize", tokenize)
+    monkeypatch.setattr(lanes, "MAX_UNREAD_BYTES", 2 * LONG_BYTES)
+    server = replace(SERVER, api_keys=(ApiKey("ann"), ApiKey("bob")))
+    with simulated(n_slots=1, n_ctx=N_CTX) as runtime, client(runtime, server) as http:
+        ann, bob = {"X-Api-Key": "ann"}, {"X-Api-Key": "bob"}
+        long = {"content": "first", "unknown": "x" * LONG_BYTES}
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(http.post, "/tokenize", json=long, headers=ann)
+            assert begun.wait(30)
+            refused = http.post("/tokenize", json=long, headers=ann)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert message(refused) == "bodies of yours that are not read yet take 1 MiB; try again later"
+            other = pool.submit(http.post, "/tokenize", json={**long, "content": "other"}, headers=bob)
+            assert http.post("/tokenize", json={"content": "short"}, headers=ann).status_code == 200
+            go_on.set()
+            assert (first.result().status_code, other.result().status_code) == (200, 200)
+        assert http.post("/tokenize", json=long, headers=ann).status_code == 200
 
 
 def test_every_route_with_a_body_is_limited() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from corral.config import MIB
+from corral.errors import Unavailable
 from corral.ids import TenantId
 from corral.tasks import NOBODY
 
 T = TypeVar("T")
 
 LONG_BYTES = 1024 * 1024
+MAX_UNREAD_BYTES = 512 * MIB
+"""Of one tenant, besides one body, which is as long as a body may be."""
 N_SHORT = 4
 """Workers take the interpreter from each other, from the event loop and from the engine."""
 
@@ -56,12 +61,42 @@ class Lane:
         self._n_free += 1
 
 
+class Bodies:
+    """Bytes of bodies that have come and are not read yet: of each tenant at most ``n_max``."""
+
+    def __init__(self, n_max: int) -> None:
+        self._n_max = n_max
+        self._n_bytes: Counter[TenantId] = Counter()
+
+    @contextmanager
+    def of(self, tenant: TenantId) -> Iterator[Callable[[int], None]]:
+        """Within it the given function counts bytes of one body in; it raises Unavailable if they are too many."""
+        n_own = 0
+
+        def add(n_bytes: int) -> None:
+            nonlocal n_own
+            n_others = self._n_bytes[tenant] - n_own
+            if n_others and n_others + n_own + n_bytes > self._n_max:
+                told = f"bodies of yours that are not read yet take {n_others >> 20} MiB; try again later"
+                raise Unavailable(told, retry_after_s=5)
+            n_own += n_bytes
+            self._n_bytes[tenant] += n_bytes
+
+        try:
+            yield add
+        finally:
+            self._n_bytes[tenant] -= n_own
+            if not self._n_bytes[tenant]:
+                del self._n_bytes[tenant]
+
+
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """Of bodies from ``LONG_BYTES`` on one is read at a time: each may take seconds, and 100 times its size."""
 
     short: Lane = field(default_factory=lambda: Lane(N_SHORT))
     long: Lane = field(default_factory=lambda: Lane(1))
+    unread: Bodies = field(default_factory=lambda: Bodies(MAX_UNREAD_BYTES))
 
     async def work(self, n_bytes: int, read: Callable[[], T], tenant: TenantId = NOBODY) -> T:
         """``read`` a body of this length on a worker thread, in its tenant's turn.

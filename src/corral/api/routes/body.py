@@ -32,15 +32,16 @@ async def read_body(request: Request, read: Callable[[Fields], T]) -> T:
 
 
 async def read_bytes(request: Request, read: Callable[[bytes], T]) -> T:
-    """``read`` of the whole body. Raises InvalidRequest.
+    """``read`` of the whole body. Raises InvalidRequest; Unavailable where too much of the API key's is not read yet.
 
     A client that leaves while its body waits for a worker costs nothing more.
     """
-    raw = await _raw_body(request)
-    if len(raw) <= INLINE_BYTES and service_of(request).reads_inline and not SLOW.search(raw):
-        return read(raw)
-    work = service_of(request).lanes.work(len(raw), lambda: read(raw), tenant_of(request).id)
-    return await while_there(request, work)
+    lanes, tenant = service_of(request).lanes, tenant_of(request).id
+    with lanes.unread.of(tenant) as count:
+        raw = await _raw_body(request, count)
+        if len(raw) <= INLINE_BYTES and service_of(request).reads_inline and not SLOW.search(raw):
+            return read(raw)
+        return await while_there(request, lanes.work(len(raw), lambda: read(raw), tenant))
 
 
 async def while_there(request: Request, work: Coroutine[object, object, T]) -> T:
@@ -60,8 +61,11 @@ async def answer_json(request: Request, read: Callable[[Fields], object]) -> Res
     return Response(await read_body(request, lambda fields: orjson.dumps(read(fields))), media_type=JSON)
 
 
-async def _raw_body(request: Request) -> bytes:
-    """Raises InvalidRequest if it does not come to its end, TooLarge as soon as it is clear that it is too large."""
+async def _raw_body(request: Request, count: Callable[[int], None]) -> bytes:
+    """Raises InvalidRequest if it does not come to its end, TooLarge as soon as it is clear that it is too large.
+
+    ``count`` gets the bytes as they come.
+    """
     limit = service_of(request).max_body_bytes
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise InvalidRequest(
@@ -76,6 +80,7 @@ async def _raw_body(request: Request) -> bytes:
             n_bytes += len(chunk)
             if n_bytes > limit:
                 raise TooLarge(n_bytes, limit, or_more=True)
+            count(len(chunk))
             chunks.append(chunk)
     except ClientDisconnect:
         raise InvalidRequest("the client left before the body was complete") from None
