@@ -189,6 +189,12 @@ _GPT_OSS = (
     "('<|return|>' if message.role == 'assistant' else '<|end|>') -}}{%- endfor -%}" + _asking("<|start|>assistant")
 )
 
+
+def is_template(text: str) -> bool:
+    """Whether it is a name or may print what a conversation says, and not the same for all."""
+    return text in BUILTIN or "{{" in text or "{%" in text
+
+
 BUILTIN: Mapping[str, str] = {
     "chatml": CHATML,
     "llama2": _llama2(("", "\n")),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from corral.api.pins import check_pins
 from corral.api.response_store import ResponseStore
-from corral.chat.builtin import BUILTIN
+from corral.chat.builtin import is_template
 from corral.chat.template import ChatTemplate
 from corral.cli.parse import Parsed, UsageError
 from corral.cli.resolve import DEMO, Settings
@@ -69,7 +69,7 @@ def _check_template(args: Parsed) -> None:
     text = args["chat_template"] if text is None else text
     if text is None or (flag == "--chat-template" and not text):
         return
-    if text not in BUILTIN and "{{" not in text and "{%" not in text:
+    if not is_template(text):
         shown = f"{text[:80]!r} is not the name of a template, and" if flag == "--chat-template" else "it"
         raise UsageError(
             f"{flag}: {shown} has no Jinja in it ('{{{{' or '{{%'): it would print the same for every conversation. "

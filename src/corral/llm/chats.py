@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from corral.chat.builtin import is_template
 from corral.chat.conversation import read_conversation
 from corral.chat.held import held
 from corral.chat.jobs import ChatRequest
@@ -14,6 +15,7 @@ from corral.chat.messages import read_messages
 from corral.chat.template import Message
 from corral.chat.tools import read_tool_choice, read_tools
 from corral.errors import InvalidRequest
+from corral.llm.checks import wrong
 from corral.llm.params import SamplingParams
 from corral.llm.prompt import Asked
 from corral.ports import Rollback
@@ -32,11 +34,20 @@ class ChatSettings:
     continue_final: bool = False
 
 
+def conversations_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation is not a list of them. Raises InvalidRequest for what is neither."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise wrong("messages", messages, "a list of messages, or a list of such lists")
+    return [messages] if not messages or isinstance(messages[0], dict) else list(messages)  # type: ignore[list-item, arg-type]
+
+
 class Chats:
     """Writes conversations out by a template: the one given, or the model's."""
 
     def __init__(self, runtime: Runtime, settings: ChatSettings, template: str | None = None) -> None:
-        """Raises InvalidRequest if the tools are wrong."""
+        """Raises InvalidRequest if the tools or the template are wrong."""
+        if template and not is_template(template):
+            raise wrong("chat_template", template, "Jinja or a name such as llama3")
         self._runtime = runtime
         self._settings = settings
         self._model = chat_model_of(runtime.model, template)

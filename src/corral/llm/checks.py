@@ -36,6 +36,17 @@ def check_extra(values: Mapping[str, object]) -> None:
             raise wrong(f"extra_args: {name}", value, words)
 
 
+def check_options(values: Mapping[str, object], configs: Sequence[type]) -> None:
+    """Fields of dataclasses. Raises TypeError for a name that none has, and for a value of another type."""
+    defaults = {one.name: one.default for config in configs for one in fields(config)}
+    if unknown := sorted(values.keys() - defaults.keys()):
+        raise TypeError(f"LLM has no option {unknown[0]!r}")
+    for name, value in values.items():
+        words, is_right = _like(defaults[name])
+        if not is_right(value):
+            raise TypeError(str(wrong(name, value, words)))
+
+
 def wrong(name: str, value: object, words: str) -> InvalidRequest:
     """A field that must be what ``words`` say."""
     shown = repr(value)

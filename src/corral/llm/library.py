@@ -14,7 +14,8 @@ from corral.errors import Closed, ExceedContext, InvalidRequest
 from corral.events import Chunk, Failed
 from corral.ids import AdapterId, AdapterSet, adapter_set
 from corral.llm.batch import Batch
-from corral.llm.chats import Chats, ChatSettings
+from corral.llm.chats import Chats, ChatSettings, conversations_of
+from corral.llm.checks import check_options, wrong
 from corral.llm.completion import Completion, completion
 from corral.llm.params import DEFAULTS, SamplingParams
 from corral.llm.prompt import Asked, Prompt, prompts_of, tokens_of
@@ -22,6 +23,7 @@ from corral.runtime import Runtime
 from corral.tasks import Task, TaskGroup
 
 T = TypeVar("T")
+Params = SamplingParams | None | Sequence[SamplingParams | None]
 
 
 class LLM:
@@ -40,21 +42,21 @@ class LLM:
         *,
         n_slots: int = 16,
         n_ctx: int = 0,
-        lora: Sequence[str | Path | tuple[str | Path, float]] = (),
+        lora: str | Path | Sequence[str | Path | tuple[str | Path, float]] = (),
         **options: Any,
     ) -> None:
         """``model`` is a GGUF file, None the bundled demo. ``n_ctx``: cells for all slots, 0 the training context.
         ``lora``: adapters to load, alone or with a scale (else 1).
 
         ``options`` are further fields of ModelConfig, ContextConfig and EngineConfig. Raises LoadError, or TypeError
-        for an option that none of them has.
+        for an option that none of them has or that is of another type.
         """
         unified = options.setdefault("kv_unified", True)
-        options["adapters"] = tuple(_adapter(item) for item in lora)
-        options = {"n_rows": n_rows_for(n_slots, unified), "n_slots": n_slots, "n_ctx": n_ctx, **options}
-        known = {field.name for config in (ModelConfig, ContextConfig, EngineConfig) for field in fields(config)}
-        if unknown := sorted(options.keys() - known):
-            raise TypeError(f"LLM has no option {unknown[0]!r}")
+        options |= {"n_slots": n_slots, "n_ctx": n_ctx}
+        check_options(options, (ModelConfig, ContextConfig, EngineConfig))
+        adapters = (lora,) if isinstance(lora, str | Path) else lora
+        options["adapters"] = tuple(_adapter(item) for item in adapters)
+        options.setdefault("n_rows", n_rows_for(n_slots, unified))
         self._runtime = Runtime.open(
             ModelConfig(path=_path_of(model), **_options_of(ModelConfig, options)),
             ContextConfig(**_options_of(ContextConfig, options)),
@@ -83,14 +85,14 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = DEFAULTS,
+        params: Params = DEFAULTS,
         *,
         progress: bool = False,
     ) -> list[Completion]:
         """Complete all prompts (text or token ids); choices of a prompt stand together, prompts in their order.
 
-        ``params``: one for all prompts or one for each. Raises ExceedContext, before anything is computed, if a prompt
-        cannot fit; the error of the first task that fails otherwise.
+        ``params``: one for all prompts or one for each, None the defaults. Raises ExceedContext, before anything is
+        computed, if a prompt cannot fit; the error of the first task that fails otherwise.
         """
         self._check_open()
         many = prompts_of(prompts)
@@ -99,7 +101,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] = DEFAULTS,
+        params: Params = DEFAULTS,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -117,17 +119,18 @@ class LLM:
         ``add_generation_prompt``, the last message is the assistant's and goes on.
         """
         self._check_open()
-        many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
+        many = conversations_of(messages)
         settings = ChatSettings(
             tools, tool_choice, parallel_tool_calls, chat_template_kwargs, add_generation_prompt, continue_final_message
         )
         chats = Chats(self._runtime, settings, chat_template)
         return self._run([self._checked(chats.asked(one, how)) for one, how in _paired(many, params)], progress)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams = DEFAULTS) -> AsyncGenerator[Chunk]:
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = DEFAULTS) -> AsyncGenerator[Chunk]:
         """Chunks of text as they become final. Leaving the loop early cancels the task."""
         self._check_open()
-        (task, *others) = self._group(self._asked(prompt, params))
+        ((_, one),) = _paired([prompt], params)
+        (task, *others) = self._group(self._asked(prompt, one))
         if others:
             raise InvalidRequest("a stream has one choice: n must be 1")
         async with self._runtime.engine.stream([(task,)]) as events:
@@ -200,9 +203,12 @@ class LLM:
         return adapter_set({AdapterId(i): scale for i, scale in params.lora.items()})
 
 
-def _paired(items: Sequence[T], params: SamplingParams | Sequence[SamplingParams]) -> list[tuple[T, SamplingParams]]:
+def _paired(items: Sequence[T], params: Params) -> list[tuple[T, SamplingParams]]:
     """Each with its own parameters. Raises InvalidRequest."""
-    each = list(params) if isinstance(params, Sequence) else [params] * len(items)
+    given = list(params) if isinstance(params, Sequence) else [params] * len(items)
+    each = [DEFAULTS if one is None else one for one in given]
+    if bad := [one for one in each if not isinstance(one, SamplingParams)]:
+        raise wrong("params", bad[0], "SamplingParams or a list of them")
     if len(each) != len(items):
         raise InvalidRequest(f"{len(items)} prompts, but {len(each)} sampling parameters")
     return list(zip(items, each, strict=True))

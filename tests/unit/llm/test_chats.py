@@ -52,6 +52,18 @@ def test_one_conversation_or_several(llm: WatchedLLM) -> None:
         llm.chat([], FEW)
 
 
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, None])
+def test_what_is_no_conversation_is_refused(llm: WatchedLLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^messages: must be a list of messages, or a list of such lists, but is"):
+        llm.chat(messages, FEW)
+
+
+def test_a_template_that_prints_nothing_of_a_conversation_is_refused(llm: WatchedLLM) -> None:
+    llm.chat(ASK, FEW, chat_template="llama3")
+    with pytest.raises(InvalidRequest, match=r"^chat_template: must be Jinja or a name such as llama3, but is 'lama3'"):
+        llm.chat(ASK, FEW, chat_template="lama3")
+
+
 def test_a_template_and_its_variables(llm: WatchedLLM) -> None:
     llm.chat(ASK, FEW, chat_template=TEMPLATE)
     assert prompt(llm).endswith("<|user|>hi<|assistant|>")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.unit.llm.simulated import WatchedLLM, simulated_llm
 
 from corral import LLM, SamplingParams
 from corral.engine.state import SlotState
-from corral.errors import Closed, ExceedContext, InvalidRequest, Unavailable
+from corral.errors import Closed, ExceedContext, InvalidRequest, LoadError, Unavailable
 
 
 def test_importing_corral_loads_neither_libllama_nor_the_server() -> None:
@@ -28,6 +29,19 @@ def test_importing_corral_loads_neither_libllama_nor_the_server() -> None:
 def test_an_unknown_option_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(TypeError, match="n_slotz"):
         LLM("nowhere.gguf", n_slotz=3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_slots", "4"), ("n_ctx", 4096.5), ("context_shift", 1)])
+def test_an_option_of_a_wrong_type_is_named_before_anything_is_loaded(name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"^{name}: must be .* but is {value!r}"):
+        LLM("nowhere.gguf", **{name: value})  # type: ignore[arg-type]
+
+
+def test_one_adapter_needs_no_list(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    with pytest.raises(LoadError, match=r"cannot load nowhere\.gguf"):
+        LLM(model, lora="nowhere.gguf")
 
 
 @pytest.fixture
@@ -54,6 +68,21 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
     assert [len(done.tokens) for done in llm.generate([[5], [6], [7]], each)] == [1, 5, 2]
     with pytest.raises(InvalidRequest, match="3 prompts, but 1 sampling parameters"):
         llm.generate([[5], [6], [7]], each[:1])
+
+
+def test_parameters_that_are_none_are_the_defaults_and_others_are_refused(llm: LLM) -> None:
+    assert len(llm.generate([5], None)) == 1
+    assert all(done.finish_reason for done in llm.generate([[5], [6]], [GREEDY, None]))
+    for bad in ({"max_tokens": 4}, 5, [GREEDY, {}]):
+        with pytest.raises(InvalidRequest, match=r"^params: must be SamplingParams or a list of them, but is"):
+            llm.generate([[5], [6]], bad)  # type: ignore[arg-type]
+
+    async def streamed() -> None:
+        async for _ in llm.stream([5], {"max_tokens": 4}):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(InvalidRequest, match=r"^params: must be SamplingParams"):
+        asyncio.run(streamed())
 
 
 def test_choices_of_a_prompt_stand_together(llm: LLM) -> None:
