@@ -68,7 +68,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "-kvu --kv-unified !-no-kvu !--no-kv-unified",
             k.SWITCH,
             None,
-            "one KV pool that all slots share; default: without -np; see docs/cli.md",
+            "one KV pool that all slots share; default: on without -np",
             "KV_UNIFIED",
         ),
         _flag("-b --batch-size", k.integer(1), 2048, "tokens in one step at most", "BATCH"),
@@ -149,7 +149,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "--api-key-file",
             k.KEY_FILE,
             (),
-            "file of keys, one a line: KEY [weight=1] [priority=0], # for comments",
+            "file of keys, one a line: KEY [weight=1] [priority=0], # begins a line of comment",
             "API_KEY_FILE",
         ),
         _own(
