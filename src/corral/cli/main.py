@@ -17,7 +17,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit code: 0 done, 1 it failed, 2 the command line is wrong, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read has gone; nothing is to be flushed at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except UsageError as error:
         print(f"error: {error}\nSee corral --help.", file=sys.stderr)
         return 2
@@ -34,7 +39,7 @@ def _run(words: list[str]) -> int:
         from corral.bench import main as bench
 
         return bench(rest)
-    if command == "version" or rest[:1] == ["--version"]:
+    if command == "version" or "--version" in rest:
         from corral.cli.commands.version import version
 
         return version()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -15,6 +16,17 @@ def test_help_and_version_end_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--ctx-size" in capsys.readouterr().out
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("corral ")
+    assert main(["-m", "any.gguf", "--version"]) == 0
+    assert capsys.readouterr().out.startswith("corral ")
+
+
+def test_whoever_reads_may_go() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "corral", "version"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["srve"], ["serve", "--port", "x"], ["-hf", "a/b"]])
