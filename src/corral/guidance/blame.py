@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 
 from corral.guidance.idle import LISTS, MAPS, SINGLES
@@ -11,6 +12,8 @@ from corral.guidance.references import definitions
 
 MAX_TRIALS = 200
 """Parts that are tried before the search stops where it is."""
+MAX_S = 1.0
+"""The same in time: others wait with their schemas meanwhile, and what fails may take seconds to do so."""
 
 _UNIMPLEMENTED = re.compile(r'Unimplemented keys: \["([^"]*)".*\]')
 
@@ -39,10 +42,10 @@ def reason(fault: str) -> str:
 def smallest(schema: object, fault: str, fault_of: Callable[[object], str]) -> tuple[str, object]:
     """The deepest part that fails alone in the same way, with the schema's definitions beside it; and its pointer."""
     shared = definitions(schema)
-    pointer, part, n_left = "", schema, MAX_TRIALS
+    pointer, part, n_left, end_s = "", schema, MAX_TRIALS, time.monotonic() + MAX_S
     while True:
         for step, inner in _parts(part):
-            if n_left <= 0:
+            if n_left <= 0 or time.monotonic() > end_s:
                 return pointer, part
             n_left -= 1
             if fault_of({**shared, **inner} if isinstance(inner, dict) else inner) == fault:
@@ -70,7 +73,10 @@ def _parts(schema: object) -> Iterator[tuple[str, object]]:
 def _keyword(schema: dict[str, object], fault: str, fault_of: Callable[[object], str]) -> str:
     """The one keyword that fails alone in the same way, as a step of a JSON pointer; "" if it takes several."""
     kind = {"type": schema["type"]} if "type" in schema else {}
+    end_s = time.monotonic() + MAX_S
     for key, value in list(schema.items())[:MAX_TRIALS]:
+        if time.monotonic() > end_s:
+            break
         if fault_of({**kind, key: value}) == fault and (key == "type" or fault_of(kind) != fault):
             return f"/{escaped(key)}"
     return ""
