@@ -130,6 +130,12 @@ def test_a_failure_in_mid_stream_is_a_failed_response(http: httpx.Client, engine
     assert http.get(f"/v1/responses/{failed['id']}").status_code == 404, "what failed is not kept"
 
 
+def test_a_failed_response_does_not_repeat_all_that_was_sent(http: httpx.Client, engine: CannedEngine) -> None:
+    engine.script = lambda task: [*says("Hello")(task)[:2], Failed(task.id, DecodeFailed("x" * 9000))]
+    message = streamed(http).response["error"]["message"]
+    assert "characters left out" in message and len(message) < 3000
+
+
 def test_thoughts_are_counted(http: httpx.Client, engine: CannedEngine) -> None:
     engine.script = says("<think>Hm.</think>Hello")
     assert whole(http)["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
@@ -273,7 +279,8 @@ def test_nobody_pushes_out_the_responses_of_others(tmp_path: Path) -> None:
     for i in range(5):
         store.put(busy, Stored({"id": f"resp_{i}"}, []))
     assert [i for i in range(5) if store.get(busy, f"resp_{i}")] == [3, 4]
-    assert store.get(rare, "resp_rare")
+    store.put(rare, Stored({"id": "resp_rare_2"}, []))
+    assert store.get(rare, "resp_rare") and store.get(rare, "resp_rare_2"), "two are kept, however many others came"
 
 
 def test_a_file_that_is_none_is_a_load_error(tmp_path: Path) -> None:

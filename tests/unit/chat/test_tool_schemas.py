@@ -13,6 +13,15 @@ def tools(number: int, n_chars: int) -> Tools:
     return read_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}])
 
 
+def test_a_schema_that_is_too_large_is_not_kept_and_pushes_out_no_other() -> None:
+    schemas = ToolSchemas()
+    for _ in range(2):
+        schemas.held(tools(1, 100))
+        schemas.held(tools(2, 2 * MAX_REMEMBERED))
+    assert [known.n_chars < 1000 for known in schemas._known.values()] == [True]
+    assert schemas._n_chars == sum(known.n_chars for known in schemas._known.values())
+
+
 def test_many_long_schemas_do_not_fill_the_memory() -> None:
     schemas = ToolSchemas()
     tracemalloc.start()

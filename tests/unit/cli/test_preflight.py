@@ -180,6 +180,7 @@ def test_pins(tmp_path: Path) -> None:
         ('{"tokens": [1, -1], "api_key": "mine"}', "pin 1: Prompt contains invalid tokens: -1 is less than 0"),
         ('{"tokens": [1, 1.5], "api_key": "mine"}', 'pin 1: "prompt" elements must be'),
         ('{"prompt": "x", "cache_salt": 5, "api_key": "mine"}', "pin 1: Field 'cache_salt': type must be string"),
+        ('{"prompt": "x", "lora": [5], "api_key": "mine"}', "pin 1: Field 'lora.0': type must be object"),
         ('{"prompt": "x", "api_key": 5}', "pin 1: Field 'api_key': type must be string, but is number"),
     ):
         file.write_text(line)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from tests.props.engine_machine import Player, Setup
+
 from corral.engine.snapshots import SnapshotStore
 from corral.ids import SnapshotId
+from corral.sim.context import SimContext
 
 MIB = 1 << 20
 
@@ -20,3 +24,12 @@ def test_memory_is_given_back_when_much_has_gone() -> None:
     for i in range(4, 24):
         store.drop(SnapshotId(i))
     assert calls == [56, 49, 43]
+
+
+def test_it_is_the_context_of_an_engine_that_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[SimContext] = []
+    monkeypatch.setattr(SimContext, "give_back", lambda context: calls.append(context))
+    player = Player(Setup())
+    player.engine.books.store.put(SnapshotId(1), bytes(5 * MIB))
+    player.engine.books.store.drop(SnapshotId(1))
+    assert calls == [player.context]
