@@ -226,6 +226,8 @@ def test_every_route_is_documented(http: httpx.Client) -> None:
     assert schema["example"]["messages"] and "temperature" in schema["properties"]
     ids = [operation["operationId"] for methods in page["paths"].values() for operation in methods.values()]
     assert len(ids) == len(set(ids))
+    for path, media in (("/v1/messages", "text/event-stream"), ("/api/chat", "application/x-ndjson")):
+        assert set(posts[path]["responses"]["200"]["content"]) == {"application/json", media}
 
 
 def test_replies_are_as_documented(http: httpx.Client) -> None:

@@ -373,4 +373,4 @@ def takes(held: GuidedMatcher, text: str) -> bool:
 def test_two_thousand_members_may_all_be_optional() -> None:
     text = {"type": "string"}
     held = of_schema({"type": "object", "properties": {f"p{i}": text for i in range(2000)}})
-    assert held.would_accept(b'{"p1999": "x"}')
+    assert takes(held, '{"p1999": "x"}')
