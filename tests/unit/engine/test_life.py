@@ -261,3 +261,13 @@ def test_the_time_of_a_prompt_counts_once_as_its_tokens_do(n: int, n_predict: in
     counters = player.engine.snapshot.counters
     total_ms = sum(player.finished[task][1].timings.prompt_ms for task in tasks if n_predict == 0 or task == tasks[0])
     assert counters.prompt_ms == pytest.approx(total_ms)
+
+
+def test_what_a_parked_task_computes_again_is_no_time_of_its_prompt() -> None:
+    player = Player(Setup(unified=True, n_slots=2, n_ctx=64, n_spare=2, cache_ram_bytes=0))
+    for stem in (0, 1):
+        player.submit(Submit(stem=stem, n_prompt=10, n_predict=45))
+    player.drain()
+    timings = [done.timings for _, done in player.finished.values()]
+    assert sum(one.n_parked for one in timings) > 0
+    assert player.engine.snapshot.counters.prompt_ms == pytest.approx(sum(one.prompt_ms for one in timings))
