@@ -14,6 +14,8 @@ MAX_PLACES = 20_000
 """Combinations of parts that are looked at."""
 
 _Part = Mapping[str, object]
+_DEFINITION = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)(?:\.-?\d+)?(?:::\w+)?(?:\[[^\]\n]*\])?[ \t]*:(?!:)", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _QUOTED = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])*/')
 
 
@@ -36,9 +38,34 @@ def check_joined(schema: _Part) -> None:
 
 
 def check_joined_lark(text: str) -> None:
-    """The same for the "&" of a lark grammar."""
-    if (n := _QUOTED.sub("", text).count("&")) >= MAX_JOINED:
-        raise InvalidRequest(f"lark: it has {n} '&'; at most {MAX_JOINED - 1} are possible")
+    """The same for the "&" of each definition in a lark grammar, those of the terminals that it names included."""
+    head, *definitions = _DEFINITION.split(_QUOTED.sub("", text))
+    bodies: dict[str, str] = {"": head}
+    for name, body in zip(definitions[::2], definitions[1::2], strict=True):
+        bodies[name] = bodies.get(name, "") + body
+    n_joins: dict[str, int] = {}
+    for name in bodies:
+        if (n := _count_joins(name, bodies, n_joins)) >= MAX_JOINED:
+            raise InvalidRequest(f"lark: {name or 'it'} has {n} '&'; at most {MAX_JOINED - 1} can hold for one text")
+
+
+def _count_joins(start: str, bodies: Mapping[str, str], known: dict[str, int]) -> int:
+    """The "&" of a definition, as far as they matter; ``known`` is added to."""
+    stack = [start]
+    entered = {start}
+    while stack:
+        name = stack[-1]
+        n_own = bodies[name].count("&")
+        joins = n_own or name[:1].isupper()  # what a rule names stands side by side
+        used = [one for one in _NAME.findall(bodies[name]) if joins and one in bodies and one[:1].isupper()]
+        new = [one for one in used if one not in known and one not in entered]
+        if new:
+            stack += new
+            entered |= {*new}
+            continue
+        stack.pop()
+        known[name] = min(n_own + sum(known.get(one, 0) for one in used), 1000)
+    return known[start]
 
 
 def _is_text(part: _Part, name: str) -> bool:

@@ -209,6 +209,14 @@ def test_patterns_that_hold_for_few_texts_at_once_compile(schema: Any) -> None:
 
 def test_an_ampersand_within_a_text_joins_nothing() -> None:
     check_lark('start: A\nA: "&&&&&&&&&&" | /a\\/&&&&&&&&&&/ // &&&&&&&&&\n')
+    check_lark("start: " + " ".join(f"T{i}" for i in range(20)) + "".join(f"\nT{i}: /a/ & /b/" for i in range(20)))
+    for hidden in (
+        "A: B & B\nB: C & C\nC: D & D\nD: E & E\nE: /x/",
+        "A:\n /x/\n " + "& /x/" * 8,
+        "A[lazy]: /x/" + "&/x/" * 8,
+    ):
+        with pytest.raises(InvalidRequest, match="at most 7 can hold for one text"):
+            check_lark("start: A\n" + hidden)
 
 
 def hostile() -> Iterator[tuple[ConstraintKind, str]]:
