@@ -72,7 +72,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api", choices=list(WIRES), help="native, or chat for workloads of messages, unless given")
     parser.add_argument("--seed", type=int, help="of the prompts; a new one each time unless given")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=4, help="an even number; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--timeout-s", type=float, default=600.0)
     usual = Options()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -77,14 +78,17 @@ def _scenario(text: str) -> Scenario:
 
 
 def sittings(scenarios: Sequence[Scenario], n_pairs: int, keep: bool) -> Iterator[list[tuple[Scenario, int]]]:
-    """(scenario, number of the pair) to be run between one start of the servers and its end."""
+    """(scenario, number of the pair) to be run between one start of the servers and its end.
+
+    Pairs with even and with odd numbers have a start each: whichever server is started first is slower all its life.
+    """
     by_slots = itertools.groupby(scenarios, lambda scenario: (scenario.n_slots, scenario.workload.fresh))
     for group in [list(group) for _, group in by_slots] if keep else [[scenario] for scenario in scenarios]:
-        runs = [(scenario, number) for scenario in group for number in range(n_pairs)]
         if group[0].workload.fresh:
-            yield from ([run] for run in runs)
-        else:
-            yield runs
+            yield from ([(scenario, number)] for scenario in group for number in range(n_pairs))
+            continue
+        for first in range(min(2, n_pairs)):
+            yield [(scenario, number) for scenario in group for number in range(first, n_pairs, 2)]
 
 
 async def compare_peers(
@@ -92,18 +96,20 @@ async def compare_peers(
 ) -> AsyncIterator[tuple[Scenario, list[Pair]]]:
     """Measure; gives each scenario when its last pair is done. Raises BenchError."""
     config.folder.mkdir(parents=True, exist_ok=True)
-    pairs: list[Pair] = []
+    found: defaultdict[int, list[Pair]] = defaultdict(list)
     for runs in sittings(scenarios, config.n_pairs, config.keep):
-        async with _both(config, runs[0][0].n_slots) as clients:
+        first: Side = "b" if runs[0][1] % 2 else "a"
+        async with _both(config, runs[0][0].n_slots, first) as clients:
             for scenario, number in runs:
+                pairs = found[id(scenario)]
                 pairs.append(await run_pair(_measure(clients, scenario, config), number, config.seed))
                 if len(pairs) == config.n_pairs:
                     yield scenario, pairs
-                    pairs = []
 
 
 @asynccontextmanager
-async def _both(config: PeerConfig, n_slots: int) -> AsyncIterator[dict[Side, Client]]:
+async def _both(config: PeerConfig, n_slots: int, first: Side) -> AsyncIterator[dict[Side, Client]]:
+    """Both servers, ``first`` started before the other."""
     flags = ["-m", str(config.model), "-np", str(n_slots), "-c", str(config.n_ctx_slot * n_slots)]
     flags += ["-t", str(config.n_threads), "-tb", str(config.n_threads)]
     commands: dict[Side, list[str]] = {
@@ -112,7 +118,8 @@ async def _both(config: PeerConfig, n_slots: int) -> AsyncIterator[dict[Side, Cl
     }
     async with AsyncExitStack() as stack:
         clients: dict[Side, Client] = {}
-        for side, command in commands.items():
+        for side in sorted(commands, key=lambda side: side != first):
+            command = commands[side]
             url = await stack.enter_async_context(serve(command, config.folder / f"server-{side}.log"))
             clients[side] = await stack.enter_async_context(connect(url, timeout_s=config.timeout_s))
             await clients[side].stream("Once upon a time", 8)  # Pages of the model are read in at the first use.
